@@ -292,18 +292,17 @@ impl<R: Replacement> HeadTable<R> {
         self.check_demand(pages)?;
         self.settle_prompt(phase);
         places.clear();
-        let mut tally = Tally::default();
-        for &page in pages {
-            let way = self.way_of[page as usize];
-            places.push(match self.ways.get_mut(way as usize) {
-                Some(way) => {
-                    way.stamp = step;
-                    tally.hits += 1;
-                    Place::Hit(way.slot)
-                }
-                None => Place::Overflow,
-            });
-        }
+        let mut hits = 0;
+        let (ways, way_of) = (&mut self.ways, &self.way_of);
+        places.extend(pages.iter().map(|&page| match ways.get_mut(way_of[page as usize] as usize) {
+            Some(way) => {
+                way.stamp = step;
+                hits += 1;
+                Place::Hit(way.slot)
+            }
+            None => Place::Overflow,
+        }));
+        let mut tally = Tally { hits, ..Tally::default() };
         let misses = pages.len() - tally.hits as usize;
         if misses > 0 {
             self.admit(step, phase, pages, places, &mut tally);
@@ -311,20 +310,11 @@ impl<R: Replacement> HeadTable<R> {
         // In ascending order, so that the order of eviction is that of (stamp, logical page). Pages that this step has opened
         // carry its stamp as well; they are the last ones, so they take their turn behind the demanded pages below them.
         let opened_from = if self.opened.0 == step { self.opened.1 } else { u32::MAX };
-        for &page in pages.iter().take_while(|&&page| page < opened_from) {
-            self.touch(page);
-        }
-        for page in opened_from..self.way_of.len() as u32 {
-            self.touch(page);
-        }
+        let below = pages.iter().copied().take_while(|&page| page < opened_from);
+        let way_of = &self.way_of;
+        let used = below.chain(opened_from..way_of.len() as u32).map(|page| way_of[page as usize]);
+        self.order.touch(used.filter(|&way| way != NONE));
         Ok(tally)
-    }
-
-    fn touch(&mut self, page: u32) {
-        let way = self.way_of[page as usize];
-        if way != NONE {
-            self.order.touch(way);
-        }
     }
 
     /// Gives ways to the misses of a demand whose hits carry this step's stamp already.
