@@ -14,6 +14,7 @@
 //! ```
 
 mod attention;
+mod digest;
 mod dispatch;
 mod element;
 mod isa;
@@ -22,6 +23,7 @@ mod state;
 mod tests;
 mod vector;
 
+pub(crate) use digest::{DigestKernels, DigestKind};
 pub(crate) use dispatch::Kernels;
 pub use isa::Isa;
 
