@@ -225,11 +225,9 @@ impl<R: Replacement> HeadTable<R> {
     /// # Errors
     /// [`TableError::NoWay`] when every way is pinned.
     pub fn open(&mut self, step: u64, phase: Phase, pins: Pins, keep: Option<u32>) -> Result<Opened, TableError> {
-        self.settle_prompt(phase);
         let page = self.way_of.len() as u32;
-        let mut evicted = None;
-        let way = match self.free.pop() {
-            Some(way) => way,
+        let (way, evicted) = match self.free.pop() {
+            Some(way) => (way, None),
             None => {
                 let ways = &self.ways;
                 let mut victim = None;
@@ -239,11 +237,14 @@ impl<R: Replacement> HeadTable<R> {
                 };
                 self.order.evict(1, eligible, |way| victim = Some(way));
                 let victim = victim.ok_or(TableError::NoWay { ways: ways.len() })?;
-                evicted = Some(self.ways[victim as usize].page);
-                self.forget(victim);
-                victim
+                (victim, Some(ways[victim as usize].page))
             }
         };
+        // Before the victim goes: it was resident when the prompt ended.
+        self.settle_prompt(phase);
+        if evicted.is_some() {
+            self.forget(way);
+        }
         if phase == Phase::Prefill && self.prompt_from.is_none() {
             self.prompt_from = Some(page);
         }
@@ -299,6 +300,10 @@ impl<R: Replacement> HeadTable<R> {
                 Some(way) => {
                     way.stamp = step;
                     tally.hits += 1;
+                    // Rarely: prefill has fetched a page that it, or an earlier prefill, had left behind.
+                    if phase == Phase::Decode && self.cold[page as usize / 64] & 1 << (page % 64) != 0 {
+                        self.cold[page as usize / 64] &= !(1 << (page % 64));
+                    }
                     Place::Hit(way.slot)
                 }
                 None => Place::Overflow,
