@@ -37,7 +37,7 @@ impl Linear {
     /// Takes a matrix as the file stores it.
     pub fn new(stored: Arc<QTensor>, weights: Weights) -> Result<Self> {
         let (outputs, inputs) = stored.shape().dims2().context("a weight matrix must have two dimensions")?;
-        let quantises = inputs % GgmlDType::Q8_0.block_size() == 0;
+        let quantises = inputs.is_multiple_of(GgmlDType::Q8_0.block_size());
         let (few_rows, stored) = match (weights, stored.dtype()) {
             (Weights::Fast, dtype) if is_fast(dtype) => (QMatMul::from_arc(stored.clone())?, Some(stored)),
             (Weights::Fast, _) if quantises => {

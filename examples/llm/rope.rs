@@ -23,7 +23,7 @@ pub struct Rope {
 impl Rope {
     /// `channels` of each head turn, the slower the later; `factors` slow each pair further (Llama 3's long context).
     pub fn new(layout: Layout, channels: usize, base: f64, factors: Option<&[f32]>) -> Result<Self> {
-        ensure!(channels >= 2 && channels % 2 == 0, "rotary channels must be even, not {channels}");
+        ensure!(channels >= 2 && channels.is_multiple_of(2), "rotary channels must be even, not {channels}");
         let pair = |i: usize| base.powf(-2.0 * i as f64 / channels as f64);
         let mut speeds: Vec<f64> = (0..channels / 2).map(pair).collect();
         for (speed, factor) in speeds.iter_mut().zip(factors.unwrap_or_default()) {
