@@ -1,7 +1,31 @@
 //! The arithmetic of the CPU backend: paged attention over one head, and page digests.
 //!
 //! Kernels know nothing of tables, residency or sequences. They get rows of queries and a list of pages, all of whose
-//! bytes are there.
+//! bytes are there. They do not allocate.
+//!
+//! ```text
+//! isa         which instructions the machine has
+//! vector/     the few operations that kernels are written in, per instruction set
+//! element     f32, f16, bf16
+//! attention   the attention kernel, generic over the three above and the number of rows
+//! state       merging and finishing partial results
+//! digest/     summaries of pages, and scoring them: a file per kind
+//! dispatch    instantiates the kernels and picks one, once
+//! ```
+
+mod attention;
+mod digest_tmp;
+mod dispatch;
+pub(crate) use digest_tmp::DigestKernels;
+mod element;
+mod isa;
+mod state;
+#[cfg(test)]
+mod tests;
+mod vector;
+
+pub(crate) use dispatch::Kernels;
+pub use isa::Isa;
 
 use crate::geometry::DType;
 
@@ -27,6 +51,9 @@ pub(crate) struct Tile<'a> {
 
 /// Rows that one kernel call handles at most: one pass over the pages serves them all.
 pub(crate) const MAX_ROWS: usize = 8;
+
+/// Channels that a head has at most.
+const MAX_HEAD_DIM: usize = 256;
 
 /// The softmax state of some rows (FlashInfer's `state_t`): what has been attended so far, not yet normalised.
 ///

@@ -1,0 +1,145 @@
+//! What each head reads in this layer, and what its table says to that.
+
+use super::super::tables::Head;
+use super::super::threads::Shares;
+use super::super::{CpuBackend, CpuTensor, Parts};
+use super::Lane;
+use crate::backend::{EntryPlan, StepPlan};
+use crate::error::Error;
+use crate::geometry::Geometry;
+use crate::selection::{PageLists, Selection};
+use crate::table::Phase;
+
+/// Room for the scores of one lane's pages.
+#[derive(Debug, Default)]
+pub(super) struct Scoring {
+    /// Host slots of the candidates.
+    hosts: Vec<u32>,
+    scores: Vec<f32>,
+    /// Candidates, to be partitioned by score.
+    order: Vec<u32>,
+}
+
+impl CpuBackend {
+    /// Fills in each lane's queries, demand and places.
+    pub(super) fn ask(
+        &mut self,
+        plan: &StepPlan,
+        layer: usize,
+        q: CpuTensor<'_>,
+        lists: Option<PageLists<'_>>,
+    ) -> Result<(), Error> {
+        let live = self.scratch.live;
+        let (heads, groups) = self.tables.all();
+        let heads = Shares::new(heads);
+        let lanes = Shares::new(&mut self.scratch.lanes[..live]);
+        let queries = Shares::new(&mut self.scratch.queries);
+        let (geometry, parts, selection) = (&self.geometry, &self.parts, self.selection);
+        let dim = geometry.head_dim();
+        self.threads.run(live, &|_, task| {
+            // SAFETY: each task runs once, and lanes have distinct heads and disjoint queries.
+            let (lane, head, rows) = unsafe {
+                let lane = lanes.element(task);
+                let (head, queries) = (heads.element(lane.head), queries.range(lane.queries, lane.rows * dim));
+                (lane, head, queries)
+            };
+            let entry = &plan.entries[lane.entry];
+            gather_queries(geometry, parts.scale, entry, lane, q, rows);
+            lane.pages.clear();
+            let last = geometry.pages(entry.start + entry.tokens) as u32 - 1;
+            match (entry.phase, selection) {
+                (Phase::Prefill, _) | (_, Selection::All) => lane.pages.extend(0..=last),
+                (_, Selection::Explicit { .. }) => {
+                    let list = lists.map_or(&[][..], |lists| lists.list(task));
+                    lane.pages.extend(list.iter().filter(|&&page| !parts.pins.contain(page, last)));
+                    lane.pages.sort_unstable();
+                    add_pinned(parts, last, &mut lane.pages);
+                }
+                (_, Selection::TopPages { count, .. }) => {
+                    if entry.reselect {
+                        let groups = &groups[entry.sequence as usize];
+                        let host = |page: u32| {
+                            groups[page as usize] * geometry.heads() as u32 + geometry.head(layer, lane.kv_head) as u32
+                        };
+                        select(parts, last, count, host, rows, &mut lane.scoring, &mut head.selected);
+                    }
+                    // What has become pinned since the selection is demanded anyway.
+                    lane.pages.extend(head.selected.iter().filter(|&&page| !parts.pins.contain(page, last)));
+                    add_pinned(parts, last, &mut lane.pages);
+                }
+            }
+            ask_table(plan.number, entry, head, lane);
+        })?;
+        match self.scratch.lanes[..live].iter_mut().find_map(|lane| lane.error.take()) {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The lane's rows of `q`, scaled: `[tokens, group, head_dim]`.
+fn gather_queries(geometry: &Geometry, scale: f32, entry: &EntryPlan, lane: &Lane, q: CpuTensor<'_>, rows: &mut [f32]) {
+    let width = geometry.group() * geometry.head_dim();
+    for (token, rows) in rows.chunks_exact_mut(width).enumerate() {
+        let at = ((entry.row + token) * geometry.kv_heads() + lane.kv_head) * width;
+        q.read(at, rows);
+        rows.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+/// Adds the pinned pages to an ascending list that holds none of them.
+fn add_pinned(parts: &Parts, last: u32, pages: &mut Vec<u32>) {
+    let sinks = parts.pins.sinks.min(last);
+    let recent = last.saturating_sub(parts.pins.recent).max(sinks);
+    pages.splice(0..0, 0..sinks);
+    pages.extend(recent..=last);
+}
+
+/// The best `count` sealed pages that are not pinned, by digest, ascending. NaN counts as the best, so that it shows in the output
+/// as it would without a selection; of equal scores the lower page wins.
+fn select(
+    parts: &Parts,
+    last: u32,
+    count: usize,
+    host: impl Fn(u32) -> u32,
+    queries: &[f32],
+    scoring: &mut Scoring,
+    selected: &mut Vec<u32>,
+) {
+    let Scoring { hosts, scores, order } = scoring;
+    let from = parts.pins.sinks.min(last);
+    let to = last.saturating_sub(parts.pins.recent).max(from);
+    selected.clear();
+    if count >= (to - from) as usize {
+        selected.extend(from..to);
+        return;
+    }
+    let Some(digests) = &parts.digests else { return };
+    hosts.clear();
+    hosts.extend((from..to).map(host));
+    scores.clear();
+    scores.resize(hosts.len(), 0.0);
+    // SAFETY: the candidates are sealed, so each has left a digest, and digests are written in `append` only.
+    unsafe { digests.score(queries, hosts, scores) };
+    for score in &mut *scores {
+        if score.is_nan() {
+            *score = f32::INFINITY;
+        }
+    }
+    order.clear();
+    order.extend(0..hosts.len() as u32);
+    if count > 0 {
+        order.select_nth_unstable_by(count - 1, |&a, &b| {
+            scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
+        });
+    }
+    selected.extend(order[..count].iter().map(|&candidate| from + candidate));
+    selected.sort_unstable();
+}
+
+fn ask_table(step: u64, entry: &EntryPlan, head: &mut Head, lane: &mut Lane) {
+    match head.table.demand(step, entry.phase, &lane.pages, &mut lane.places) {
+        Ok(tally) => lane.tally = tally,
+        Err(error) => lane.error = Some(error),
+    }
+}
