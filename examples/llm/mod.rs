@@ -7,17 +7,20 @@
 //! rope       rotary position embedding, both layouts
 //! model      the forward pass of the Llama and Qwen2 families, up to attention
 //! attention  the seam: what a forward pass asks of whoever keeps keys and values, and a dense reference
+//! cached     the same memory through the cache
 //! tokenizer  text to ids and back
 //! chat       a prompt in the model's own template
 //! sampler    logits to the next id
 //! engine     prefill, decode, stop
 //! options    the command line of `generate`
+//! report     what a run did, as a table and as JSON
 //! ```
 
 // Each example and test uses its own part of this module.
 #![allow(dead_code)]
 
 pub mod attention;
+pub mod cached;
 pub mod chat;
 pub mod download;
 pub mod engine;
@@ -25,6 +28,7 @@ pub mod gguf;
 pub mod linear;
 pub mod model;
 pub mod options;
+pub mod report;
 pub mod rope;
 pub mod sampler;
 pub mod tokenizer;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::Device;
 use candle_core::quantized::QTensor;
-use wakekv::Geometry;
-use wakekv::geometry::GeometryBuilder;
+use wakekv::{Geometry, GeometryBuilder};
 
 use super::attention::Attention;
 use super::gguf::{Gguf, Metadata};

@@ -7,9 +7,10 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use wakekv::{DType, Geometry};
+use wakekv::{Cache, Cpu, DType, Geometry, Reservoir, Selection};
 
 use super::linear::Weights;
+use super::model::Config;
 
 /// Generates text with a language model whose attention runs through the cache, while each head may keep only a few
 /// pages at hand.
@@ -112,6 +113,25 @@ impl Options {
         };
         ensure!(!text.is_empty(), "the prompt is empty");
         Ok((text, self.chat))
+    }
+
+    /// A cache as the options describe it, with room for `tokens` tokens of the model.
+    pub fn cache(&self, model: &Config, tokens: usize) -> Result<Cache> {
+        let geometry = model.geometry().page_tokens(self.page_tokens).dtype(self.dtype).build()?;
+        let bytes = geometry.sequence_bytes(tokens) as u64;
+        let reservoir = match &self.reservoir {
+            Keep::Memory => Reservoir::memory(bytes),
+            Keep::File(path) => Reservoir::file(path, bytes),
+        };
+        let selection = match self.selection {
+            Select::All => Selection::All,
+            Select::Top(count) => Selection::top_pages(count).pinned(self.sinks, self.recent),
+        };
+        let mut builder = Cache::builder(geometry).reservoir(reservoir).selection(selection);
+        if self.budget > 0 {
+            builder = builder.pages_per_head(self.budget);
+        }
+        Ok(builder.build(Cpu::new().threads(self.threads()))?)
     }
 
     /// Threads to use.
