@@ -13,15 +13,18 @@ use candle_core::quantized::gguf_file::{self, Content, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use candle_transformers::models::{quantized_llama, quantized_qwen2};
+use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use llm::attention::{Dense, Kind};
-use llm::engine;
+use llm::cached::Cached;
+use llm::engine::{self, Request};
 use llm::gguf::Gguf;
 use llm::linear::Weights;
 use llm::model::{Logits, Model};
-use llm::sampler::argmax;
+use llm::options::Options;
+use llm::sampler::{Sampler, argmax};
 use llm::tokenizer::Tokenizer;
 
 /// Prose of some 1,700 tokens.
@@ -246,33 +249,88 @@ fn the_chat_template_frames_a_message() -> Result<()> {
 
 /// The same weights as f32 on both sides: what is left is the order of summation.
 #[test]
-fn f32_logits_agree_with_candle_on_a_long_prompt() -> Result<()> {
-    let Some(mut file) = real_model("f32_logits_agree_with_candle_on_a_long_prompt")? else { return Ok(()) };
-    let tokens = Tokenizer::from_metadata(file.metadata())?.encode(PROSE)?;
-    let (prompt, rest) = tokens.split_at(tokens.len() - 8);
-
-    let ours = {
+fn f32_logits_agree_with_candle_over_a_long_prompt_and_its_continuation() -> Result<()> {
+    let Some(mut file) = real_model("f32_logits_agree_with_candle_over_a_long_prompt_and_its_continuation")? else {
+        return Ok(());
+    };
+    let prompt = Tokenizer::from_metadata(file.metadata())?.encode(PROSE)?;
+    const CONTINUED: usize = 32;
+    let (ids, ours) = {
         let model = Model::load(&mut file, Weights::F32, |_, _| {})?;
-        let mut memory = dense(&model, tokens.len())?;
+        let mut memory = cached(&model, prompt.len() + CONTINUED, "--budget 0 --dtype f32")?;
+        let mut logits = Vec::new();
         for chunk in prompt.chunks(512) {
-            pass(&model, &mut memory, chunk, Logits::Last)?;
+            logits = engine::pass(&model, &mut memory, Kind::Prompt, chunk, Logits::Last)?;
         }
-        rest.iter().map(|&token| pass(&model, &mut memory, &[token], Logits::Last)).collect::<Result<Vec<_>>>()?
+        let (mut ids, mut all) = (Vec::new(), Vec::new());
+        while ids.len() < CONTINUED {
+            let id = argmax(&logits).map_or(0, |id| id as u32);
+            ids.push(id);
+            all.push(std::mem::replace(
+                &mut logits,
+                engine::pass(&model, &mut memory, Kind::Generated, &[id], Logits::Last)?,
+            ));
+        }
+        (ids, all)
     };
     let mut peer = {
         let mut rewritten = Cursor::new(as_f32(&mut file)?);
         quantized_llama::ModelWeights::from_gguf(Content::read(&mut rewritten)?, &mut rewritten, &Device::Cpu)?
     };
-    peer.forward(&row(prompt)?, 0)?;
+    let mut theirs = peer.forward(&row(&prompt)?, 0)?;
     let mut worst = Distance::default();
-    for (i, (token, ours)) in rest.iter().zip(&ours).enumerate() {
-        let theirs = peer.forward(&row(&[*token])?, prompt.len() + i)?.flatten_all()?.to_vec1::<f32>()?;
-        worst = worst.max(Distance::between(ours, &theirs));
-        assert_eq!(argmax(ours), argmax(&theirs));
+    for (i, (&id, ours)) in ids.iter().zip(&ours).enumerate() {
+        let logits = theirs.flatten_all()?.to_vec1::<f32>()?;
+        assert_eq!(argmax(&logits), Some(id as usize), "greedy ids part at {i}");
+        worst = worst.max(Distance::between(ours, &logits));
+        theirs = peer.forward(&row(&[id])?, prompt.len() + i)?;
     }
-    eprintln!("f32 weights, {} tokens, {} positions compared: {worst:?}", tokens.len(), rest.len());
+    eprintln!(
+        "f32 weights, {} + {CONTINUED} tokens, greedy ids equal, worst of all positions: {worst:?}",
+        prompt.len()
+    );
     assert!(worst.largest < 0.005 && worst.divergence < 1e-6, "{worst:?}");
     Ok(())
+}
+
+/// The point of it all: a head that may keep 4 pages says what a head says that keeps all 117.
+#[test]
+fn no_budget_changes_what_is_said() -> Result<()> {
+    let Some(mut file) = real_model("no_budget_changes_what_is_said")? else { return Ok(()) };
+    let tokenizer = Tokenizer::from_metadata(file.metadata())?;
+    let prompt = tokenizer.encode(PROSE)?;
+    let model = Model::load(&mut file, Weights::Fast, |_, _| {})?;
+    let say = |tokens: usize, flags: &str| -> Result<(Vec<u32>, Cached)> {
+        let mut memory = cached(&model, prompt.len() + tokens, flags)?;
+        // The model would rather end its text early; here it may not.
+        let request = Request { prompt: &prompt, tokens, chunk: 512, stops: &[] };
+        let generated = engine::generate(&model, &mut memory, &mut Sampler::new(0.0, 0), request, |_| Ok(()))?;
+        Ok((generated.ids, memory))
+    };
+    let (expected, memory) = say(200, "--budget 0")?;
+    assert_eq!((expected.len(), memory.decode().counts.misses()), (200, 0));
+    for budget in [4, 16, 64] {
+        let (ids, memory) = say(200, &format!("--budget {budget}"))?;
+        assert_eq!(ids, expected, "budget {budget}");
+        let counts = memory.decode().counts;
+        assert!(counts.misses() > 0 && counts.hits + counts.misses() == counts.demanded, "{counts:?}");
+        eprintln!("{} + 200 tokens, budget {budget}: same ids, {counts:?}", prompt.len());
+    }
+    eprintln!("{}", tokenizer.decode(&expected));
+
+    // The same where a head reads the best few pages only.
+    let (expected, memory) = say(40, "--budget 0 --selection top:8")?;
+    assert_eq!(memory.decode().counts.misses(), 0);
+    let (ids, memory) = say(40, "--budget 12 --selection top:8")?;
+    assert_eq!(ids, expected);
+    assert!(memory.decode().counts.misses() > 0);
+    Ok(())
+}
+
+/// An empty sequence in a cache that the command line's flags describe.
+fn cached(model: &Model, tokens: usize, flags: &str) -> Result<Cached> {
+    let options = Options::try_parse_from(std::iter::once("generate").chain(flags.split_whitespace()))?;
+    Ok(Cached::new(options.cache(model.config(), tokens)?))
 }
 
 /// candle multiplies the quantised weights with activations rounded to 8 bits, so this is only as close as that.
