@@ -176,6 +176,7 @@ impl CacheBuilder {
             places: Vec::new(),
             vacant: Vec::new(),
             plan: StepPlan::default(),
+            named: Vec::new(),
             open_step: false,
             stats: Stats { heads: counts.heads.clone(), last_step: counts.heads.clone(), ..Stats::default() },
             counts,
@@ -201,7 +202,7 @@ fn slots(knob: &'static str, bytes: u64, unit: usize) -> Result<u32, Error> {
 #[derive(Debug)]
 pub struct Cache<B: Backend = CpuBackend> {
     id: u32,
-    geometry: Geometry,
+    pub(crate) geometry: Geometry,
     budget: usize,
     selection: Selection,
     reselect_every: usize,
@@ -211,6 +212,8 @@ pub struct Cache<B: Backend = CpuBackend> {
     places: Vec<Seat>,
     vacant: Vec<u32>,
     pub(crate) plan: StepPlan,
+    /// Room for the check of page lists: a bit per page.
+    pub(crate) named: Vec<u64>,
     /// A step has begun and has neither been finished nor undone. Outlives a leaked [`Step`].
     open_step: bool,
     stats: Stats,
@@ -496,10 +499,11 @@ impl<B: Backend> Cache<B> {
         for entry in &self.plan.entries {
             let Some(state) = self.places[entry.sequence as usize].sequence.as_mut() else { continue };
             state.tokens += entry.tokens;
-            if entry.phase == Phase::Decode {
-                let steps = state.since_selection.filter(|_| !entry.reselect).unwrap_or(0);
-                state.since_selection = Some(steps + 1);
-            }
+            state.since_selection = match entry.phase {
+                Phase::Decode => Some(state.since_selection.filter(|_| !entry.reselect).unwrap_or(0) + 1),
+                // What was selected before the new prompt tokens says little about what they ask for.
+                Phase::Prefill => None,
+            };
         }
         let mut report = StepReport {
             step: self.plan.number,

@@ -175,9 +175,9 @@ impl<'c, B: Backend> Step<'c, B> {
     }
 
     /// Checks what [`PageLists`] promises.
-    fn check_lists(&self, lists: PageLists<'_>) -> Result<(), Error> {
+    fn check_lists(&mut self, lists: PageLists<'_>) -> Result<(), Error> {
         let reject = |reason: String| Err(Error::PageLists { reason });
-        let (geometry, plan) = (self.cache.geometry(), &self.cache.plan);
+        let Cache { plan, named, geometry, .. } = &mut *self.cache;
         let kv_heads = geometry.kv_heads();
         let expected = plan.entries.len() * kv_heads + 1;
         let PageLists { offsets, pages } = lists;
@@ -187,29 +187,40 @@ impl<'c, B: Backend> Step<'c, B> {
         if offsets[0] != 0 || !offsets.is_sorted() || offsets[expected - 1] as usize != pages.len() {
             return reject(format!("offsets must ascend from 0 to the number of pages, {}", pages.len()));
         }
-        for (entry_index, entry) in plan.entries.iter().enumerate() {
+        for (index, entry) in plan.entries.iter().enumerate() {
             let count = geometry.pages(entry.start + entry.tokens);
             for kv_head in 0..kv_heads {
-                let list = lists.list(entry_index * kv_heads + kv_head);
+                let list = lists.list(index * kv_heads + kv_head);
                 if entry.phase == Phase::Prefill && !list.is_empty() {
+                    return reject(format!("entry {index} is prefill, which reads everything: its lists must be empty"));
+                }
+                if let Some(&page) = list.iter().find(|&&page| page as usize >= count) {
                     return reject(format!(
-                        "entry {entry_index} is prefill, which reads everything: its lists must be empty"
+                        "entry {index}, KV head {kv_head} names page {page}, but the sequence has {count} pages"
                     ));
                 }
-                for (index, &page) in list.iter().enumerate() {
-                    if page as usize >= count {
-                        return reject(format!(
-                            "entry {entry_index}, KV head {kv_head} names page {page}, but the sequence has {count} pages"
-                        ));
-                    }
-                    if list[..index].contains(&page) {
-                        return reject(format!("entry {entry_index}, KV head {kv_head} names page {page} twice"));
-                    }
+                if let Some(page) = repeated(list, count, named) {
+                    return reject(format!("entry {index}, KV head {kv_head} names page {page} twice"));
                 }
             }
         }
         Ok(())
     }
+}
+
+/// The first page that a list names for the second time. Pages are below `count`; `named` is scratch.
+fn repeated(list: &[u32], count: usize, named: &mut Vec<u64>) -> Option<u32> {
+    if list.is_sorted_by(|a, b| a < b) {
+        return None;
+    }
+    named.clear();
+    named.resize(count.div_ceil(64), 0);
+    list.iter().copied().find(|&page| {
+        let (word, bit) = (&mut named[page as usize / 64], 1 << (page % 64));
+        let seen = *word & bit != 0;
+        *word |= bit;
+        seen
+    })
 }
 
 impl<B: Backend> Drop for Step<'_, B> {
