@@ -191,11 +191,9 @@ unsafe fn part_logits<V: Vector, E: Element, const ROWS: usize>(
     // SAFETY: the function's contract.
     unsafe {
         match ROWS {
-            1 => tiles::<V, E, ROWS, 8>(part, dim, queries, logits),
-            2 => tiles::<V, E, ROWS, 4>(part, dim, queries, logits),
-            3 => tiles::<V, E, ROWS, 4>(part, dim, queries, logits),
-            4 => tiles::<V, E, ROWS, 2>(part, dim, queries, logits),
-            5 | 6 => tiles::<V, E, ROWS, 2>(part, dim, queries, logits),
+            1 | 2 => tiles::<V, E, ROWS, 4>(part, dim, queries, logits),
+            3 => tiles::<V, E, ROWS, 3>(part, dim, queries, logits),
+            4..=6 => tiles::<V, E, ROWS, 2>(part, dim, queries, logits),
             _ => tiles::<V, E, ROWS, 1>(part, dim, queries, logits),
         }
     }
@@ -392,8 +390,8 @@ unsafe fn add_values<V: Vector, E: Element, const ROWS: usize>(
     // SAFETY: the function's contract.
     unsafe {
         match ROWS {
-            1 => columns::<V, E, ROWS, 8>(block, next, dim, weights, scale, acc),
-            2 | 3 => columns::<V, E, ROWS, 4>(block, next, dim, weights, scale, acc),
+            1 | 2 => columns::<V, E, ROWS, 4>(block, next, dim, weights, scale, acc),
+            3 => columns::<V, E, ROWS, 3>(block, next, dim, weights, scale, acc),
             4..=6 => columns::<V, E, ROWS, 2>(block, next, dim, weights, scale, acc),
             _ => columns::<V, E, ROWS, 1>(block, next, dim, weights, scale, acc),
         }
@@ -455,8 +453,10 @@ unsafe fn column<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
             }
         }
         for (i, part) in block.parts().iter().enumerate() {
-            let next = next.parts().get(i).unwrap_or(part);
-            let mut ahead = next.keys.wrapping_add(part.common * d * size_of::<E>());
+            // Over the whole block, the next one's keys are asked for from their first byte to their last.
+            let place = d * block.len + i * WIDTH * V::LANES;
+            let next = next.parts().get(place / dim).unwrap_or(part);
+            let mut ahead = next.keys.wrapping_add(part.common * (place % dim) * size_of::<E>());
             let mut value = part.values.cast::<E>().add(d);
             let mut weight = weights.add(part.slot * stride(ROWS));
             for _ in 0..part.common {

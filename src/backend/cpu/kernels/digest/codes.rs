@@ -45,14 +45,14 @@ impl Plan {
     /// Takes round(products · inverse) as the bytes of a row.
     ///
     /// # Safety
-    /// No product · inverse of the head's channels rounds to more than ±127. The CPU has what `C` needs.
+    /// There are at most MAX_HEAD_DIM products, a multiple of 32. The CPU has what `C` needs.
     #[inline(always)]
-    pub unsafe fn set_row<C: Codes>(&mut self, row: usize, products: &[f32; MAX_HEAD_DIM], inverse: f32) {
+    pub unsafe fn set_row<C: Codes>(&mut self, row: usize, products: &[f32], inverse: f32) {
         if self.stride == self.padded {
-            // SAFETY: a row is as long as the products.
+            // SAFETY: a row is at least as long as the products.
             return unsafe { C::round(products, inverse, self.rows[row].as_mut_ptr()) };
         }
-        // SAFETY: `flat` is longer than the products.
+        // SAFETY: `flat` is at least as long as the products.
         unsafe { C::round(products, inverse, self.flat.as_mut_ptr()) };
         for plane in 0..self.planes {
             for step in (0..self.padded).step_by(STEP / 2) {
@@ -69,8 +69,10 @@ impl Plan {
 /// # Safety of every function
 /// The CPU has the instructions that the type stands for.
 pub(super) trait Codes {
-    /// Writes round(products · inverse), ties to even, as MAX_HEAD_DIM bytes. Unspecified where that is beyond ±127.
-    unsafe fn round(products: &[f32; MAX_HEAD_DIM], inverse: f32, to: *mut i8);
+    /// Writes round(products · inverse), ties to even, as bytes. Unspecified where that is beyond ±127.
+    ///
+    /// The number of products is a multiple of 32; `to` is writable for as many bytes.
+    unsafe fn round(products: &[f32], inverse: f32, to: *mut i8);
 
     /// For each of the first `rows` rows the largest Σ byte · code over the tokens.
     ///
@@ -80,10 +82,10 @@ pub(super) trait Codes {
 
 impl Codes for Portable<8> {
     #[inline(always)]
-    unsafe fn round(products: &[f32; MAX_HEAD_DIM], inverse: f32, to: *mut i8) {
+    unsafe fn round(products: &[f32], inverse: f32, to: *mut i8) {
         const ROUND: f32 = 12582912.0; // leaves the rounded number in the low bits
         for (i, product) in products.iter().enumerate() {
-            // SAFETY: MAX_HEAD_DIM bytes are writable.
+            // SAFETY: as many bytes are writable.
             unsafe { to.add(i).write((product * inverse + ROUND).to_bits() as i8) };
         }
     }
@@ -111,12 +113,12 @@ impl Codes for Portable<8> {
 #[cfg(target_arch = "x86_64")]
 impl Codes for Avx2 {
     #[inline(always)]
-    unsafe fn round(products: &[f32; MAX_HEAD_DIM], inverse: f32, to: *mut i8) {
-        // SAFETY: the trait's contract; MAX_HEAD_DIM is a multiple of 32.
+    unsafe fn round(products: &[f32], inverse: f32, to: *mut i8) {
+        // SAFETY: the trait's contract.
         unsafe {
             let inverse = _mm256_set1_ps(inverse);
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packing works within halves of a register
-            for i in (0..MAX_HEAD_DIM).step_by(32) {
+            for i in (0..products.len()).step_by(32) {
                 let from = products.as_ptr().add(i);
                 let eight = |j: usize| _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from.add(8 * j)), inverse));
                 let packed =
@@ -132,12 +134,11 @@ impl Codes for Avx2 {
         for (first, largest) in (0..rows).step_by(4).zip(largest.chunks_exact_mut(4)) {
             // SAFETY: the trait's contract.
             unsafe {
-                let four = if plan.padded < STEP {
-                    narrow::<BITS>(plan, codes, first)
-                } else if plan.padded == STEP {
-                    wide::<BITS, 1>(plan, codes, first)
-                } else {
-                    wide::<BITS, 0>(plan, codes, first)
+                let four = match rows - first {
+                    1 => some_rows::<BITS, 1>(plan, codes, first),
+                    2 => some_rows::<BITS, 2>(plan, codes, first),
+                    3 => some_rows::<BITS, 3>(plan, codes, first),
+                    _ => some_rows::<BITS, 4>(plan, codes, first),
                 };
                 _mm_storeu_si128(largest.as_mut_ptr().cast(), four);
             }
@@ -146,16 +147,37 @@ impl Codes for Avx2 {
     }
 }
 
-/// Four rows over tokens of whole steps; `STEPS` of them, 0 = as the plan says.
+/// The largest sums of up to four rows.
+///
+/// # Safety
+/// As [`Codes::largest_dots`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn some_rows<const BITS: usize, const ROWS: usize>(plan: &Plan, codes: *const u8, first: usize) -> __m128i {
+    // SAFETY: the function's contract.
+    unsafe {
+        match plan.padded {
+            ..STEP => narrow::<BITS, ROWS>(plan, codes, first),
+            STEP => wide::<BITS, ROWS>(plan, codes, first, 1),
+            _ => wide::<BITS, ROWS>(plan, codes, first, plan.padded / STEP),
+        }
+    }
+}
+
+/// Rows over tokens of whole steps.
 ///
 /// Byte products are added in pairs of 16 bits: at most 8 sums of 2 · 15 · 127 (4 bits, 256 channels) fit.
 ///
 /// # Safety
-/// As [`Codes::largest_dots`]; rows beyond the plan's count may hold anything.
+/// As [`Codes::largest_dots`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn wide<const BITS: usize, const STEPS: usize>(plan: &Plan, codes: *const u8, first: usize) -> __m128i {
-    let steps = if STEPS == 0 { plan.padded / STEP } else { STEPS };
+unsafe fn wide<const BITS: usize, const ROWS: usize>(
+    plan: &Plan,
+    codes: *const u8,
+    first: usize,
+    steps: usize,
+) -> __m128i {
     let padded = steps * STEP;
     // SAFETY: the function's contract; plane and step stay within a row.
     unsafe {
@@ -166,14 +188,14 @@ unsafe fn wide<const BITS: usize, const STEPS: usize>(plan: &Plan, codes: *const
                 let packed = _mm256_loadu_si256(codes.add(token * plan.stride + step * STEP).cast());
                 for plane in 0..8 / BITS {
                     let code = unpack::<BITS>(packed, plane);
-                    for (r, dots) in dots.iter_mut().enumerate() {
+                    for (r, dots) in dots.iter_mut().enumerate().take(ROWS) {
                         let bytes = plan.rows[first + r].as_ptr().add(plane * padded + step * STEP);
                         let products = _mm256_maddubs_epi16(code, _mm256_loadu_si256(bytes.cast()));
                         *dots = _mm256_add_epi16(*dots, products);
                     }
                 }
             }
-            let sums = add_lanes(dots);
+            let sums = add_lanes::<BITS>(dots);
             let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
             largest = _mm_max_epi32(largest, sums);
         }
@@ -181,13 +203,13 @@ unsafe fn wide<const BITS: usize, const STEPS: usize>(plan: &Plan, codes: *const
     }
 }
 
-/// Four rows over tokens of half a step: two tokens share a register.
+/// Rows over tokens of half a step: two tokens share a register.
 ///
 /// # Safety
 /// As [`wide`]; the number of tokens is even.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn narrow<const BITS: usize>(plan: &Plan, codes: *const u8, first: usize) -> __m128i {
+unsafe fn narrow<const BITS: usize, const ROWS: usize>(plan: &Plan, codes: *const u8, first: usize) -> __m128i {
     // SAFETY: the function's contract; half a step behind the second token's codes is readable.
     unsafe {
         let mut largest = _mm256_set1_epi32(i32::MIN);
@@ -197,13 +219,13 @@ unsafe fn narrow<const BITS: usize>(plan: &Plan, codes: *const u8, first: usize)
             let mut dots = [_mm256_setzero_si256(); 4];
             for plane in 0..8 / BITS {
                 let code = unpack::<BITS>(packed, plane);
-                for (r, dots) in dots.iter_mut().enumerate() {
+                for (r, dots) in dots.iter_mut().enumerate().take(ROWS) {
                     let bytes = plan.rows[first + r].as_ptr().add(plane * STEP / 2);
                     let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.cast()));
                     *dots = _mm256_add_epi16(*dots, _mm256_maddubs_epi16(code, bytes));
                 }
             }
-            largest = _mm256_max_epi32(largest, add_lanes(dots));
+            largest = _mm256_max_epi32(largest, add_lanes::<BITS>(dots));
         }
         _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest))
     }
@@ -229,10 +251,18 @@ unsafe fn unpack<const BITS: usize>(packed: __m256i, plane: usize) -> __m256i {
 /// The CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn add_lanes(vectors: [__m256i; 4]) -> __m256i {
+unsafe fn add_lanes<const BITS: usize>([a, b, c, d]: [__m256i; 4]) -> __m256i {
     // SAFETY: the function's contract.
     unsafe {
-        let [a, b, c, d] = vectors.map(|v| _mm256_madd_epi16(v, _mm256_set1_epi16(1)));
+        let one = _mm256_set1_epi16(1);
+        if BITS <= 2 {
+            // Four lanes still fit 16 bits: at most 8 · 2 · 3 · 127 each.
+            let ab = _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let cd = _mm256_add_epi16(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+            let abcd = _mm256_add_epi16(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+            return _mm256_madd_epi16(abcd, one);
+        }
+        let [a, b, c, d] = [a, b, c, d].map(|v| _mm256_madd_epi16(v, one));
         let ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
         let cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
         _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd))

@@ -129,7 +129,7 @@ unsafe fn quantise<V: Lanes>(
             let q = V::load(query.as_ptr().add(d));
             offset = offset.add(q.mul(V::load(zeros.as_ptr().add(d))));
             let product = q.mul(V::load(scales.as_ptr().add(d)));
-            largest = product.max(nothing.sub(product)).max(largest); // drops NaN: the offset has it too
+            largest = product.abs().max(largest); // drops NaN: the offset has it too
             product.store(products.as_mut_ptr().add(d));
         }
         let mut lanes = [0.0f32; 8];
@@ -143,7 +143,7 @@ unsafe fn quantise<V: Lanes>(
         let step = largest / 127.0;
         // Below this the products are noise beside anything that could matter, and 127 / largest overflows.
         let inverse = if largest > 1e-30 { 127.0 / largest } else { 0.0 };
-        plan.set_row::<V>(row, products, inverse);
+        plan.set_row::<V>(row, &products[..dim.next_multiple_of(32)], inverse);
         (sums[0], step)
     }
 }

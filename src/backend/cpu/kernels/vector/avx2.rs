@@ -85,6 +85,12 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        // SAFETY: the trait's contract.
+        Avx2(unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0) })
+    }
+
+    #[inline(always)]
     unsafe fn exp(self) -> Self {
         // SAFETY: the trait's contract.
         unsafe {

@@ -85,6 +85,12 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        // SAFETY: the trait's contract.
+        Avx512(unsafe { _mm512_abs_ps(self.0) })
+    }
+
+    #[inline(always)]
     unsafe fn exp(self) -> Self {
         // SAFETY: the trait's contract.
         unsafe {

@@ -46,6 +46,9 @@ pub(super) trait Vector: Copy {
     /// The smaller, and `other` where either is NaN.
     unsafe fn min(self, other: Self) -> Self;
 
+    /// Without the sign.
+    unsafe fn abs(self) -> Self;
+
     /// e^x for x ≤ 0 within 2 units in the last place; 0 below [`exp::LOWEST`], at −∞ too. NaN gives NaN.
     unsafe fn exp(self) -> Self;
 

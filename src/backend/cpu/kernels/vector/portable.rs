@@ -86,6 +86,11 @@ impl<const N: usize> Vector for Portable<N> {
     }
 
     #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        self.map(f32::abs)
+    }
+
+    #[inline(always)]
     unsafe fn exp(self) -> Self {
         self.map(|x| {
             let clamped = if x < exp::LOWEST { exp::LOWEST } else { x };

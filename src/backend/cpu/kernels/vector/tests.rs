@@ -85,6 +85,7 @@ unsafe fn operations<V: Vector>(rng: &mut StdRng, name: &str) {
             check("mul", a.mul(b), &|i| x[0][i] * x[1][i], 0.0);
             check("max", a.max(b), &|i| if x[0][i] > x[1][i] { x[0][i] } else { x[1][i] }, 0.0);
             check("min", a.min(b), &|i| if x[0][i] < x[1][i] { x[0][i] } else { x[1][i] }, 0.0);
+            check("abs", a.abs(), &|i| x[0][i].abs(), 0.0);
             let half = |i: usize| f16::from_bits(halves[i]).to_f32();
             check("load f16", V::load_f16(halves.as_ptr().cast()), &half, 0.0);
             let brain = |i: usize| bf16::from_bits(halves[i]).to_f32();
