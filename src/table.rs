@@ -279,7 +279,8 @@ impl<R: Replacement> HeadTable<R> {
     ///
     /// Every resident page is a hit. Every other page is a miss: it takes the free way with the lowest index, else that of the
     /// page with the smallest (stamp, logical page) which is neither demanded nor opened in this step. Pinned pages must be part
-    /// of the demand. Steps are numbered from 1, and numbers grow.
+    /// of the demand, and so must the page that [`open`](Self::open) was told to keep. Steps are numbered from 1, numbers grow, and
+    /// a step asks once.
     ///
     /// # Errors
     /// [`TableError::OutOfRange`] and [`TableError::NotAscending`]; the table has not changed then.
