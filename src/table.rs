@@ -169,10 +169,13 @@ impl<R: Replacement> HeadTable<R> {
         }
     }
 
-    /// Makes room for `pages` logical pages, so that opening up to that many allocates nothing.
-    pub fn reserve(&mut self, pages: usize) {
-        self.way_of.reserve(pages.saturating_sub(self.way_of.len()));
-        self.cold.reserve(pages.div_ceil(64).saturating_sub(self.cold.len()));
+    /// Makes room for `pages` logical pages and `ways` ways, so that opening and granting up to that many allocates nothing.
+    pub fn reserve(&mut self, pages: usize, ways: usize) {
+        self.way_of.reserve_exact(pages.saturating_sub(self.way_of.len()));
+        self.cold.reserve_exact(pages.div_ceil(64).saturating_sub(self.cold.len()));
+        self.ways.reserve_exact(ways.saturating_sub(self.ways.len()));
+        self.free.reserve_exact(ways.saturating_sub(self.free.len()));
+        self.order.reserve(ways);
     }
 
     /// Logical pages of the head, the open one included.
@@ -201,6 +204,8 @@ impl<R: Replacement> HeadTable<R> {
         let way = self.ways.len() as u32;
         self.ways.push(Way { page: NONE, slot, stamp: 0 });
         self.order.grow();
+        // Any number of ways may come free at once, and none of them may allocate then.
+        self.free.reserve(self.ways.len() - self.free.len());
         self.free.insert(0, way);
     }
 

@@ -73,12 +73,6 @@ impl CopyEngine {
         }
     }
 
-    /// Waits until nothing is under way, and leaves failures to be found.
-    pub(crate) fn wait_all(&self) {
-        // A dead worker has nothing under way either.
-        let _ = self.queue.drain();
-    }
-
     /// Why a wait or a submission has failed.
     pub(crate) fn failure(&self) -> Error {
         self.settle().err().unwrap_or(match self.queue.is_dead() {
