@@ -275,11 +275,13 @@ impl<B: Backend> Cache<B> {
     /// taken from any pool.
     pub fn insert_with_capacity(&mut self, tokens: usize) -> Sequence {
         self.undo_leaked_step();
-        let pages = self.geometry.pages(tokens.min(MAX_TOKENS));
+        // No sequence has more pages than the reservoir, and an open one.
+        let pages = tokens.div_ceil(self.geometry.page_tokens()).min(self.reservoir.total() + 1);
         let heads = self.geometry.heads();
+        let ways = pages.min(self.budget).min(self.device.total() / heads);
         let state = State {
             groups: Vec::with_capacity(pages),
-            ways: Vec::with_capacity(pages.min(self.budget).min(self.device.total() / heads + 1) * heads),
+            ways: Vec::with_capacity(ways * heads),
             ways_of_head: vec![0; heads],
             ..State::default()
         };
@@ -290,7 +292,7 @@ impl<B: Backend> Cache<B> {
         let seat = &mut self.places[index as usize];
         seat.generation = seat.generation.wrapping_add(1);
         seat.sequence = Some(state);
-        self.backend.insert(index, tokens.min(MAX_TOKENS));
+        self.backend.insert(index, pages * self.geometry.page_tokens(), ways);
         Sequence { index, generation: self.places[index as usize].generation, cache: self.id }
     }
 

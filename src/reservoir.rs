@@ -63,7 +63,7 @@ impl Reservoir {
 ///   there, and the same read may be tried again.
 /// * A failed `write` leaves other pages as they are.
 ///
-/// A store that panics takes the copy worker with it: from then on every step that needs a copy fails with
+/// A store that panics takes the copy worker with it: from then on every step fails with
 /// [`Error::CopyWorkerDead`](crate::Error::CopyWorkerDead).
 pub trait Store: Send + std::fmt::Debug {
     /// Size of the store.

@@ -106,7 +106,7 @@ impl Digest {
 /// `pages[offsets[i]..offsets[i + 1]]`.
 ///
 /// There is one list per (batch entry, KV head), KV heads innermost. A list names each page at most once, in any order; pinned
-/// pages and the last page are read whether named or not. Lists of prefill entries must be empty, for prefill reads everything.
+/// pages and those that the step's tokens are written to are read whether named or not. Lists of prefill entries must be empty, for prefill reads everything.
 #[derive(Clone, Copy, Debug)]
 pub struct PageLists<'a> {
     /// `entries × kv_heads + 1` ascending offsets into `pages`, the first 0, the last `pages.len()`.

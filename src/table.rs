@@ -172,10 +172,13 @@ impl<R: Replacement> HeadTable<R> {
         }
     }
 
-    /// Makes room for `pages` logical pages, so that opening up to that many allocates nothing.
-    pub fn reserve(&mut self, pages: usize) {
-        self.way_of.reserve(pages.saturating_sub(self.way_of.len()));
-        self.cold.reserve(pages.div_ceil(64).saturating_sub(self.cold.len()));
+    /// Makes room for `pages` logical pages and `ways` ways, so that opening and granting up to that many allocates nothing.
+    pub fn reserve(&mut self, pages: usize, ways: usize) {
+        self.way_of.reserve_exact(pages.saturating_sub(self.way_of.len()));
+        self.cold.reserve_exact(pages.div_ceil(64).saturating_sub(self.cold.len()));
+        self.ways.reserve_exact(ways.saturating_sub(self.ways.len()));
+        self.free.reserve_exact(ways.saturating_sub(self.free.len()));
+        self.order.reserve(ways);
     }
 
     /// Logical pages of the head, the open one included.
@@ -204,6 +207,8 @@ impl<R: Replacement> HeadTable<R> {
         let way = self.ways.len() as u32;
         self.ways.push(Way { page: NONE, slot, stamp: 0 });
         self.order.grow();
+        // Any number of ways may come free at once, and none of them may allocate then.
+        self.free.reserve(self.ways.len() - self.free.len());
         self.free.insert(0, way);
     }
 
@@ -282,7 +287,8 @@ impl<R: Replacement> HeadTable<R> {
     ///
     /// Every resident page is a hit. Every other page is a miss: it takes the free way with the lowest index, else that of the
     /// page with the smallest (stamp, logical page) which is neither demanded nor opened in this step. Pinned pages must be part
-    /// of the demand. Steps are numbered from 1, and numbers grow.
+    /// of the demand, and so must the page that [`open`](Self::open) was told to keep. Steps are numbered from 1, numbers grow, and
+    /// a step asks once.
     ///
     /// # Errors
     /// [`TableError::OutOfRange`] and [`TableError::NotAscending`]; the table has not changed then.

@@ -135,8 +135,8 @@ pub trait Backend {
     /// Elements of an output tensor.
     fn elements_mut(tensor: &Self::TensorMut<'_>) -> usize;
 
-    /// A new sequence without tokens, with room in its tables for `tokens` tokens.
-    fn insert(&mut self, sequence: u32, tokens: usize);
+    /// A new sequence without tokens, with room in its tables for `tokens` tokens and `ways` ways per head.
+    fn insert(&mut self, sequence: u32, tokens: usize, ways: usize);
 
     /// The sequence is gone.
     ///

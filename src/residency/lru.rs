@@ -37,6 +37,10 @@ impl Replacement for Lru {
         Lru { links: vec![Link { older: END, newer: END }] }
     }
 
+    fn reserve(&mut self, ways: usize) {
+        self.links.reserve_exact((ways + 1).saturating_sub(self.links.len()));
+    }
+
     fn grow(&mut self) {
         let node = self.links.len() as u32;
         self.links.push(Link { older: node, newer: node });

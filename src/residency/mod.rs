@@ -23,10 +23,13 @@ pub use lru::Lru;
 /// * It decides from these calls alone, so that every backend makes the same decisions.
 /// * `evict` never names a way twice, nor one that is not eligible, and names fewer than `wanted` only when no other way is
 ///   eligible.
-/// * No call but `grow` allocates.
+/// * No call but `reserve` and `grow` allocates, and `grow` does not where room has been made.
 pub trait Replacement {
     /// The policy of a head that owns no ways yet.
     fn new() -> Self;
+
+    /// Makes room for this many ways in all.
+    fn reserve(&mut self, ways: usize);
 
     /// One more way, unoccupied.
     fn grow(&mut self);

@@ -1,6 +1,10 @@
 //! A world whose every number follows from a seed, and the dense float64 attention over it.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod drive;
+pub mod faulty;
+pub mod heads;
+pub mod memory;
 pub mod naive;
 mod rng;
 

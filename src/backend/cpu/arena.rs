@@ -1,6 +1,6 @@
 //! Memory in slots of equal size, which several threads fill and read at once.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
 use crate::error::Error;
@@ -25,9 +25,6 @@ unsafe impl Sync for Arena {}
 /// Transparent huge pages on x86-64 and most of aarch64.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// The smallest unit in which the system hands out memory.
-const SMALL_PAGE: usize = 4096;
-
 impl Arena {
     /// Sets the memory aside. `knob` names the setting for the error.
     pub(crate) fn new(knob: &'static str, slots: usize, slot_bytes: usize) -> Result<Self, Error> {
@@ -36,10 +33,13 @@ impl Arena {
         let align = if bytes >= HUGE_PAGE { HUGE_PAGE } else { 64 };
         let layout = Layout::from_size_align(bytes, align).map_err(|_| error(bytes))?;
         // SAFETY: the layout's size is not zero.
-        let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(error(bytes))?;
+        let memory = NonNull::new(unsafe { alloc(layout) }).ok_or(error(bytes))?;
         let arena = Arena { memory, layout, slot_bytes, slots };
+        // In this order: the advice counts for memory that has not been touched yet, and `alloc_zeroed` may touch it.
         arena.advise_huge_pages();
-        arena.touch();
+        // Makes the system back every page now, rather than in the middle of a step.
+        // SAFETY: the range is our own allocation, and nobody else knows it yet.
+        unsafe { arena.memory.as_ptr().write_bytes(0, bytes) };
         Ok(arena)
     }
 
@@ -51,14 +51,6 @@ impl Arena {
             let _ = unsafe {
                 rustix::mm::madvise(self.memory.as_ptr().cast(), self.layout.size(), rustix::mm::Advice::LinuxHugepage)
             };
-        }
-    }
-
-    /// Makes the system back every page now, rather than in the middle of a step.
-    fn touch(&self) {
-        for offset in (0..self.layout.size()).step_by(SMALL_PAGE) {
-            // SAFETY: the offset is inside the allocation, and nobody else knows the arena yet.
-            unsafe { self.memory.as_ptr().add(offset).write_volatile(0) };
         }
     }
 

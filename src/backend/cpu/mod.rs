@@ -12,6 +12,8 @@ mod kernels;
 mod store;
 mod tables;
 mod tensor;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod threads;
 
 use std::sync::Arc;
@@ -152,6 +154,7 @@ impl Device for Cpu {
             tables: Tables::new(&geometry),
             counts: vec![PhaseCounts::default(); geometry.heads()],
             stall: Duration::ZERO,
+            fetching: false,
             lane_counts: Vec::new(),
             scratch: Default::default(),
         })
@@ -172,6 +175,8 @@ pub struct CpuBackend {
     stall: Duration,
     /// The same of the layer at hand, per (entry, KV head).
     lane_counts: Vec<Counts>,
+    /// Tables may claim pages whose fetch has not been waited for.
+    fetching: bool,
     scratch: attend::Scratch,
 }
 
@@ -197,6 +202,12 @@ struct Staging {
     count: u32,
 }
 
+impl Staging {
+    fn slots(self) -> impl Iterator<Item = u32> {
+        self.first..self.first + self.count
+    }
+}
+
 impl Backend for CpuBackend {
     type Tensor<'t> = CpuTensor<'t>;
     type TensorMut<'t> = CpuTensorMut<'t>;
@@ -209,19 +220,20 @@ impl Backend for CpuBackend {
         tensor.len()
     }
 
-    fn insert(&mut self, sequence: u32, tokens: usize) {
+    fn insert(&mut self, sequence: u32, tokens: usize, ways: usize) {
         let selected = match self.selection {
             Selection::TopPages { count, .. } => count,
             _ => 0,
         };
-        self.tables.insert(sequence, self.geometry.pages(tokens), selected);
+        self.tables.insert(sequence, self.geometry.pages(tokens), ways, selected);
     }
 
     fn remove(&mut self, sequence: u32) -> Result<(), Error> {
         let mut result = Ok(());
         if self.scrub_on_free {
             let heads = self.tables.heads(sequence);
-            scrub_slots(&self.parts.arena, heads.iter().flat_map(|head| head.table.slots()));
+            let slots = heads.iter().flat_map(|head| head.table.slots());
+            scrub_slots(&self.parts.arena, slots.chain(self.parts.staging.slots()));
             result = self.scrub_groups(self.tables.groups(sequence));
         }
         self.tables.remove(sequence);
@@ -265,11 +277,13 @@ impl Backend for CpuBackend {
     fn abort(&mut self, plan: &StepPlan) {
         // The failure, if there was one, has been reported by the call that met it.
         let _ = self.parts.engine.settle();
+        self.forget_fetches();
         for entry in &plan.entries {
             self.tables.revoke(plan, entry, self.geometry.pages(entry.start));
         }
         if self.scrub_on_free {
-            scrub_slots(&self.parts.arena, plan.ways.iter().map(|way| way.slot));
+            let slots = plan.ways.iter().map(|way| way.slot);
+            scrub_slots(&self.parts.arena, slots.chain(self.parts.staging.slots()));
             if let Err(error) = self.scrub_groups(&plan.groups) {
                 tracing::warn!(%error, "pages of an undone step could not be scrubbed");
             }

@@ -34,14 +34,14 @@ impl Tables {
         }
     }
 
-    pub(super) fn insert(&mut self, sequence: u32, pages: usize, selected: usize) {
+    pub(super) fn insert(&mut self, sequence: u32, pages: usize, ways: usize, selected: usize) {
         let count = (sequence as usize + 1).max(self.groups.len());
         self.groups.resize_with(count, Vec::new);
         self.heads.resize_with(count * self.heads_per_sequence, Head::default);
         self.groups[sequence as usize] = Vec::with_capacity(pages);
         for head in &mut self.heads[sequence_range(sequence, self.heads_per_sequence)] {
             *head = Head::default();
-            head.table.reserve(pages);
+            head.table.reserve(pages, ways);
             head.selected.reserve(selected.min(pages));
         }
     }

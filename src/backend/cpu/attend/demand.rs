@@ -1,5 +1,7 @@
 //! What each head reads in this layer, and what its table says to that.
 
+use std::ops::Range;
+
 use super::super::tables::Head;
 use super::super::threads::Shares;
 use super::super::{CpuBackend, CpuTensor, Parts};
@@ -8,7 +10,7 @@ use crate::backend::{EntryPlan, StepPlan};
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::selection::{PageLists, Selection};
-use crate::table::Phase;
+use crate::table::{Phase, Pins};
 
 /// Room for the scores of one lane's pages.
 #[derive(Debug, Default)]
@@ -47,13 +49,14 @@ impl CpuBackend {
             gather_queries(geometry, parts.scale, entry, lane, q, rows);
             lane.pages.clear();
             let last = geometry.pages(entry.start + entry.tokens) as u32 - 1;
+            let pinned = Pinned::new(parts.pins, geometry.sealed_pages(entry.start) as u32, last);
             match (entry.phase, selection) {
                 (Phase::Prefill, _) | (_, Selection::All) => lane.pages.extend(0..=last),
                 (_, Selection::Explicit { .. }) => {
                     let list = lists.map_or(&[][..], |lists| lists.list(task));
-                    lane.pages.extend(list.iter().filter(|&&page| !parts.pins.contain(page, last)));
+                    lane.pages.extend(list.iter().filter(|&&page| !pinned.contain(page)));
                     lane.pages.sort_unstable();
-                    add_pinned(parts, last, &mut lane.pages);
+                    pinned.add_to(&mut lane.pages);
                 }
                 (_, Selection::TopPages { count, .. }) => {
                     if entry.reselect {
@@ -61,11 +64,11 @@ impl CpuBackend {
                         let host = |page: u32| {
                             groups[page as usize] * geometry.heads() as u32 + geometry.head(layer, lane.kv_head) as u32
                         };
-                        select(parts, last, count, host, rows, &mut lane.scoring, &mut head.selected);
+                        select(parts, pinned.between(), count, host, rows, &mut lane.scoring, &mut head.selected);
                     }
                     // What has become pinned since the selection is demanded anyway.
-                    lane.pages.extend(head.selected.iter().filter(|&&page| !parts.pins.contain(page, last)));
-                    add_pinned(parts, last, &mut lane.pages);
+                    lane.pages.extend(head.selected.iter().filter(|&&page| !pinned.contain(page)));
+                    pinned.add_to(&mut lane.pages);
                 }
             }
             ask_table(plan.number, entry, head, lane);
@@ -87,19 +90,46 @@ fn gather_queries(geometry: &Geometry, scale: f32, entry: &EntryPlan, lane: &Lan
     }
 }
 
-/// Adds the pinned pages to an ascending list that holds none of them.
-fn add_pinned(parts: &Parts, last: u32, pages: &mut Vec<u32>) {
-    let sinks = parts.pins.sinks.min(last);
-    let recent = last.saturating_sub(parts.pins.recent).max(sinks);
-    pages.splice(0..0, 0..sinks);
-    pages.extend(recent..=last);
+/// The pages that a decode entry reads whatever is selected: the sinks, and all from the recent window on. Pages that the step
+/// itself writes are among them, for each new token reads at least its own; and the page that was open before stays on the device
+/// for as long as the step may be undone.
+#[derive(Clone, Copy)]
+struct Pinned {
+    /// Pages below are pinned.
+    sinks: u32,
+    /// Pages from here on to the last one are pinned.
+    recent: u32,
+    last: u32,
 }
 
-/// The best `count` sealed pages that are not pinned, by digest, ascending. NaN counts as the best, so that it shows in the output
+impl Pinned {
+    fn new(pins: Pins, first_written: u32, last: u32) -> Self {
+        let sinks = pins.sinks.min(last);
+        let recent = last.saturating_sub(pins.recent).min(first_written).max(sinks);
+        Pinned { sinks, recent, last }
+    }
+
+    fn contain(self, page: u32) -> bool {
+        page < self.sinks || page >= self.recent
+    }
+
+    /// The pages that are not pinned.
+    fn between(self) -> Range<u32> {
+        self.sinks..self.recent
+    }
+
+    /// Adds the pinned pages to an ascending list that holds none of them.
+    fn add_to(self, pages: &mut Vec<u32>) {
+        pages.splice(0..0, 0..self.sinks);
+        pages.extend(self.recent..=self.last);
+    }
+}
+
+/// The best `count` candidates, all of them sealed pages, by digest, ascending. NaN counts as the best, so that it shows in the output
 /// as it would without a selection; of equal scores the lower page wins.
 fn select(
     parts: &Parts,
-    last: u32,
+    candidates: Range<u32>,
     count: usize,
     host: impl Fn(u32) -> u32,
     queries: &[f32],
@@ -107,16 +137,14 @@ fn select(
     selected: &mut Vec<u32>,
 ) {
     let Scoring { hosts, scores, order } = scoring;
-    let from = parts.pins.sinks.min(last);
-    let to = last.saturating_sub(parts.pins.recent).max(from);
     selected.clear();
-    if count >= (to - from) as usize {
-        selected.extend(from..to);
+    if count >= candidates.len() {
+        selected.extend(candidates);
         return;
     }
     let Some(digests) = &parts.digests else { return };
     hosts.clear();
-    hosts.extend((from..to).map(host));
+    hosts.extend(candidates.clone().map(host));
     scores.clear();
     scores.resize(hosts.len(), 0.0);
     // SAFETY: the candidates are sealed, so each has left a digest, and digests are written in `append` only.
@@ -133,7 +161,7 @@ fn select(
             scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
         });
     }
-    selected.extend(order[..count].iter().map(|&candidate| from + candidate));
+    selected.extend(order[..count].iter().map(|&index| candidates.start + index));
     selected.sort_unstable();
 }
 

@@ -84,6 +84,7 @@ impl CpuBackend {
     ) -> Result<(), Error> {
         let out = SharedOut::new(&mut out);
         self.lay_out_lanes(plan, layer);
+        self.fetching = true;
         self.ask(plan, layer, q, pages)?;
         let (geometry, tables) = (&self.geometry, &self.tables);
         self.scratch.schedule(geometry, &self.parts, |lane, page| {
@@ -91,9 +92,9 @@ impl CpuBackend {
             group * geometry.heads() as u32 + geometry.head(layer, lane.kv_head) as u32
         });
         if let Err(Failed) = self.run_waves(plan)? {
-            self.forget_fetches();
             return Err(self.parts.engine.failure());
         }
+        self.fetching = false;
         self.end(plan, out)?;
         self.count(plan, layer);
         Ok(())
@@ -114,6 +115,7 @@ impl CpuBackend {
             lane.head = self.tables.index(entry.sequence, layer, lane.kv_head);
             lane.rows = entry.tokens * group;
             lane.queries = queries;
+            lane.places.clear();
             queries += lane.rows * dim;
         }
         grow(&mut scratch.queries, queries);
@@ -212,9 +214,12 @@ impl CpuBackend {
         }
     }
 
-    /// After a failure: no page that this layer was to fetch counts as resident. They are all still reserved.
-    fn forget_fetches(&mut self) {
-        self.parts.engine.wait_all();
+    /// After a failure or a panic, and with nothing under way: no page that a layer was to fetch counts as resident. They are all
+    /// still reserved.
+    pub(super) fn forget_fetches(&mut self) {
+        if !std::mem::take(&mut self.fetching) {
+            return;
+        }
         let (heads, _) = self.tables.all();
         for lane in &self.scratch.lanes[..self.scratch.live] {
             for (&page, place) in lane.pages.iter().zip(&lane.places) {

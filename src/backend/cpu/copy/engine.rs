@@ -73,12 +73,6 @@ impl CopyEngine {
         }
     }
 
-    /// Waits until nothing is under way, and leaves failures to be found.
-    pub(crate) fn wait_all(&self) {
-        // A dead worker has nothing under way either.
-        let _ = self.queue.drain();
-    }
-
     /// Why a wait or a submission has failed.
     pub(crate) fn failure(&self) -> Error {
         self.settle().err().unwrap_or(match self.queue.is_dead() {
@@ -112,6 +106,11 @@ fn work(queue: &Queue, arena: &Arena, mut store: Box<dyn Store>) {
     let bytes = arena.slot_bytes();
     let zeros = vec![0; bytes];
     while let Some((job, ticket)) = queue.take() {
+        // After a failure the step is lost, and a page whose mirror has failed must not be read. Scrubbing goes on: each page counts.
+        if job.kind != Kind::Scrub && queue.has_failed() {
+            queue.complete(ticket, Ok(()));
+            continue;
+        }
         let offset = u64::from(job.host) * bytes as u64;
         let slot = || arena.slot(job.device);
         let (direction, result) = match job.kind {

@@ -155,6 +155,11 @@ impl Queue {
         self.dead.load(Ordering::SeqCst)
     }
 
+    /// Whether a job has failed since the failures were last cleared.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst) != u64::MAX
+    }
+
     /// Whether a job is done, without waiting.
     pub(crate) fn is_done(&self, ticket: u64) -> bool {
         self.done.load(Ordering::SeqCst) >= ticket

@@ -1,0 +1,132 @@
+//! The settings of one random history.
+
+use crate::common::Rng;
+use crate::common::faulty::Handle;
+use wakekv::table::Pins;
+use wakekv::{Cache, Cpu, DType, Digest, Geometry, Reservoir, Selection};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    All,
+    Explicit,
+    TopPages,
+    LargePages,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Memory,
+    File,
+    Faulty,
+}
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub seed: u64,
+    pub geometry: Geometry,
+    pub selection: Selection,
+    pub pins: Pins,
+    pub reselect_every: usize,
+    pub budget: Option<usize>,
+    /// Pages that the reservoir holds.
+    pub groups: usize,
+    /// Ways per head that the device pool holds, over all sequences.
+    pub ways: Option<usize>,
+    pub scrub: bool,
+    pub operations: usize,
+    threads: usize,
+    staging: Option<usize>,
+    kind: Kind,
+}
+
+impl Case {
+    pub fn random(wanted: Wanted, seed: u64) -> Self {
+        let rng = &mut Rng::new(seed.wrapping_mul(4) + wanted as u64);
+        let large = wanted == Wanted::LargePages;
+        let kv_heads = 1 + rng.below(2);
+        let geometry = Geometry::builder()
+            .layers(1 + rng.below(2))
+            .kv_heads(kv_heads)
+            .query_heads(kv_heads * rng.pick(&[1, 3, 4]))
+            .head_dim(if large { 128 } else { rng.pick(&[32, 40, 64]) })
+            .page_tokens(if large { 64 } else { 8 })
+            .dtype(match wanted {
+                Wanted::TopPages | Wanted::LargePages => DType::F32,
+                _ => rng.pick(&[DType::F32, DType::F16, DType::BF16]),
+            })
+            .build()
+            .unwrap();
+        let (sink_pages, recent_pages) = (rng.below(3), rng.below(3));
+        let selection = match wanted {
+            Wanted::All | Wanted::LargePages => Selection::All,
+            Wanted::Explicit => Selection::Explicit { sink_pages, recent_pages },
+            Wanted::TopPages => {
+                let digest = rng.pick(&[Digest::MinMax, Digest::KeySketch2]);
+                Selection::TopPages { count: rng.below(6), sink_pages, recent_pages, digest }
+            }
+        };
+        let pins = match selection {
+            Selection::All => Pins::default(),
+            _ => Pins { sinks: sink_pages as u32, recent: recent_pages as u32 },
+        };
+        let budget = rng.chance(85).then(|| pins.ways() + rng.pick(&[0, 0, 1, 2, 4, 9]));
+        let segment = ((256 << 10) / geometry.page_bytes()).clamp(1, 64);
+        Case {
+            seed,
+            geometry,
+            selection,
+            pins,
+            reselect_every: 1 + rng.below(3),
+            budget,
+            groups: rng.pick(&[12, 40, 100]),
+            ways: rng.chance(50).then(|| budget.unwrap_or(20) + rng.below(20)),
+            scrub: rng.chance(30),
+            operations: if large { 25 } else { 60 },
+            threads: 1 + rng.below(3),
+            staging: rng.chance(60).then_some(2 * segment + rng.below(3)),
+            kind: if rng.chance(15) { Kind::File } else { rng.pick(&[Kind::Memory, Kind::Faulty]) },
+        }
+    }
+
+    /// The cache, and the test's end of a store that can fail.
+    pub fn build(&self) -> (Cache, Option<Handle>) {
+        let bytes = self.groups * self.geometry.group_bytes();
+        let name = format!("wakekv-{}-{}-{:?}", std::process::id(), self.seed, std::thread::current().id());
+        let (handle, reservoir) = match self.kind {
+            Kind::Memory => (None, Reservoir::memory(bytes as u64)),
+            Kind::File => (None, Reservoir::file(std::env::temp_dir().join(name), bytes as u64)),
+            Kind::Faulty => {
+                let (handle, reservoir) = Handle::new(bytes);
+                (Some(handle), reservoir)
+            }
+        };
+        let builder = Cache::builder(self.geometry).reservoir(reservoir).selection(self.selection);
+        let builder = builder.reselect_every(self.reselect_every).scrub_on_free(self.scrub);
+        let builder = match self.budget {
+            Some(budget) => builder.pages_per_head(budget),
+            None => builder,
+        };
+        let builder = match self.ways {
+            Some(ways) => builder.device_pool((ways * self.geometry.group_bytes()) as u64),
+            None => builder,
+        };
+        let cpu = Cpu::new().threads(self.threads).queue_depth(128);
+        let cpu = match self.staging {
+            Some(pages) => cpu.staging_pages(pages),
+            None => cpu,
+        };
+        (builder.build(cpu).unwrap(), handle)
+    }
+
+    /// A cache that never evicts.
+    pub fn build_twin(&self) -> Cache {
+        let bytes = (self.groups * self.geometry.group_bytes()) as u64;
+        Cache::builder(self.geometry)
+            .reservoir(Reservoir::memory(bytes))
+            .device_pool(3 * bytes)
+            .selection(self.selection)
+            .reselect_every(self.reselect_every)
+            .build(Cpu::new().threads(1))
+            .unwrap()
+    }
+}

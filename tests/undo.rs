@@ -1,0 +1,53 @@
+//! What an undone step needs is still there, whatever the selection has demanded.
+
+mod common;
+
+use common::Rng;
+use common::drive::{After, Lists, Stop, drive};
+use common::memory::{Draft, Turn};
+use wakekv::{Cache, Cpu, Entry, Geometry, PageLists, Reservoir, Selection};
+
+fn geometry() -> Geometry {
+    Geometry::builder().layers(1).query_heads(1).kv_heads(1).head_dim(32).page_tokens(8).build().unwrap()
+}
+
+fn cache(budget: usize) -> Cache {
+    Cache::builder(geometry())
+        .pages_per_head(budget)
+        .reservoir(Reservoir::memory(1 << 20))
+        .selection(Selection::Explicit { sink_pages: 0, recent_pages: 0 })
+        .build(Cpu::new().threads(1))
+        .unwrap()
+}
+
+/// A decode step of several tokens fills the open page, opens the next and demands old pages. The page that was open must not
+/// make room for those, because undoing the step makes it the open page again.
+#[test]
+fn the_page_that_was_open_survives_a_dropped_step() {
+    let mut cache = cache(2);
+    let rng = &mut Rng::new(1);
+    let sequence = cache.insert();
+    let turn = |entry, tokens, rng: &mut Rng| [Turn { entry, draft: Draft::random(&geometry(), tokens, rng) }];
+    let nothing = [Lists::new(&[vec![]])];
+    drive(&mut cache, &turn(Entry::prefill(sequence, 20), 20, rng), &nothing, None).unwrap();
+    let stop = Stop { layer: 0, after: After::Attend, leak: false };
+    let old_pages = [Lists::new(&[vec![0, 1]])];
+    drive(&mut cache, &turn(Entry::decode(sequence, 6), 6, rng), &old_pages, Some(stop)).unwrap();
+    cache.check().unwrap();
+    assert_eq!(cache.tokens(sequence).unwrap(), 20);
+}
+
+/// With nothing selected and nothing pinned, each of several new tokens still reads its own page.
+#[test]
+fn every_new_token_reads_at_least_itself() {
+    let mut cache = cache(3);
+    let sequence = cache.insert();
+    let draft = Draft::random(&geometry(), 12, &mut Rng::new(2));
+    let mut step = cache.step(&[Entry::decode(sequence, 12)]).unwrap();
+    let mut out = vec![f32::NAN; draft.queries[0].len()];
+    step.append(0, &draft.keys[0], &draft.values[0]).unwrap();
+    step.attend_pages(0, &draft.queries[0], PageLists { offsets: &[0, 0], pages: &[] }, &mut out).unwrap();
+    // The first token sees nothing but itself.
+    assert!(out[..32].iter().zip(&draft.values[0]).all(|(out, value)| (out - value).abs() < 1e-6));
+    assert_eq!(step.finish().unwrap().counts.decode.demanded, 2);
+}
