@@ -132,6 +132,8 @@ pub struct HeadTable<R = Lru> {
     free: Vec<u32>,
     /// One bit per logical page: a prompt page that prefill left off the device and no decode step has demanded.
     cold: Vec<u64>,
+    /// Whether prefill has fetched cold pages, so that decode can hit one.
+    cold_residents: bool,
     /// The first page that prefill opened since the last decode step.
     prompt_from: Option<u32>,
     /// The step that last opened pages, and the first of them.
@@ -163,6 +165,7 @@ impl<R: Replacement> HeadTable<R> {
             ways: Vec::new(),
             free: Vec::new(),
             cold: Vec::new(),
+            cold_residents: false,
             prompt_from: None,
             opened: (0, 0),
             order: R::new(),
@@ -225,11 +228,9 @@ impl<R: Replacement> HeadTable<R> {
     /// # Errors
     /// [`TableError::NoWay`] when every way is pinned.
     pub fn open(&mut self, step: u64, phase: Phase, pins: Pins, keep: Option<u32>) -> Result<Opened, TableError> {
-        self.settle_prompt(phase);
         let page = self.way_of.len() as u32;
-        let mut evicted = None;
-        let way = match self.free.pop() {
-            Some(way) => way,
+        let (way, evicted) = match self.free.pop() {
+            Some(way) => (way, None),
             None => {
                 let ways = &self.ways;
                 let mut victim = None;
@@ -239,11 +240,14 @@ impl<R: Replacement> HeadTable<R> {
                 };
                 self.order.evict(1, eligible, |way| victim = Some(way));
                 let victim = victim.ok_or(TableError::NoWay { ways: ways.len() })?;
-                evicted = Some(self.ways[victim as usize].page);
-                self.forget(victim);
-                victim
+                (victim, Some(ways[victim as usize].page))
             }
         };
+        // Before the victim goes: it was resident when the prompt ended.
+        self.settle_prompt(phase);
+        if evicted.is_some() {
+            self.forget(way);
+        }
         if phase == Phase::Prefill && self.prompt_from.is_none() {
             self.prompt_from = Some(page);
         }
@@ -292,17 +296,19 @@ impl<R: Replacement> HeadTable<R> {
         self.check_demand(pages)?;
         self.settle_prompt(phase);
         places.clear();
-        let mut tally = Tally::default();
-        for &page in pages {
-            let way = self.way_of[page as usize];
-            places.push(match self.ways.get_mut(way as usize) {
-                Some(way) => {
-                    way.stamp = step;
-                    tally.hits += 1;
-                    Place::Hit(way.slot)
-                }
-                None => Place::Overflow,
-            });
+        let mut hits = 0;
+        let (ways, way_of) = (&mut self.ways, &self.way_of);
+        places.extend(pages.iter().map(|&page| match ways.get_mut(way_of[page as usize] as usize) {
+            Some(way) => {
+                way.stamp = step;
+                hits += 1;
+                Place::Hit(way.slot)
+            }
+            None => Place::Overflow,
+        }));
+        let mut tally = Tally { hits, ..Tally::default() };
+        if phase == Phase::Decode && self.cold_residents {
+            self.warm(pages);
         }
         let misses = pages.len() - tally.hits as usize;
         if misses > 0 {
@@ -311,20 +317,11 @@ impl<R: Replacement> HeadTable<R> {
         // In ascending order, so that the order of eviction is that of (stamp, logical page). Pages that this step has opened
         // carry its stamp as well; they are the last ones, so they take their turn behind the demanded pages below them.
         let opened_from = if self.opened.0 == step { self.opened.1 } else { u32::MAX };
-        for &page in pages.iter().take_while(|&&page| page < opened_from) {
-            self.touch(page);
-        }
-        for page in opened_from..self.way_of.len() as u32 {
-            self.touch(page);
-        }
+        let below = pages.iter().copied().take_while(|&page| page < opened_from);
+        let way_of = &self.way_of;
+        let used = below.chain(opened_from..way_of.len() as u32).map(|page| way_of[page as usize]);
+        self.order.touch(used.filter(|&way| way != NONE));
         Ok(tally)
-    }
-
-    fn touch(&mut self, page: u32) {
-        let way = self.way_of[page as usize];
-        if way != NONE {
-            self.order.touch(way);
-        }
     }
 
     /// Gives ways to the misses of a demand whose hits carry this step's stamp already.
@@ -363,11 +360,22 @@ impl<R: Replacement> HeadTable<R> {
                     self.ways[way] = Way { page, slot: self.ways[way].slot, stamp: step };
                     self.way_of[page as usize] = way as u32;
                     self.order.admit(way as u32);
+                    self.cold_residents |= *word & bit != 0;
                     *place = Place::Fetch(self.ways[way].slot);
                 }
                 None => tally.overflow += 1,
             }
         }
+    }
+
+    /// A decode step has demanded these pages: those that it hit are not cold any more. Rare, so not worth a look at every hit.
+    fn warm(&mut self, pages: &[u32]) {
+        for &page in pages.iter().filter(|&&page| self.way_of[page as usize] != NONE) {
+            self.cold[page as usize / 64] &= !(1 << (page % 64));
+        }
+        let cold = &self.cold;
+        let is_cold = |way: &Way| way.page != NONE && cold[way.page as usize / 64] & 1 << (way.page % 64) != 0;
+        self.cold_residents = self.ways.iter().any(is_cold);
     }
 
     fn check_demand(&self, pages: &[u32]) -> Result<(), TableError> {

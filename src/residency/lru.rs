@@ -50,9 +50,21 @@ impl Replacement for Lru {
         self.link_newest(way + 1);
     }
 
-    fn touch(&mut self, way: u32) {
-        self.unlink(way + 1);
-        self.link_newest(way + 1);
+    /// The end of the list stays in a register from way to way: through memory it would be a chain of dependent loads.
+    fn touch(&mut self, ways: impl Iterator<Item = u32>) {
+        let mut newest = self.links[END as usize].older;
+        for way in ways {
+            let node = way + 1;
+            if node == newest {
+                continue;
+            }
+            self.unlink(node);
+            self.links[newest as usize].newer = node;
+            self.links[node as usize].older = newest;
+            newest = node;
+        }
+        self.links[newest as usize].newer = END;
+        self.links[END as usize].older = newest;
     }
 
     fn remove(&mut self, way: u32) {

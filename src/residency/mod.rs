@@ -37,8 +37,8 @@ pub trait Replacement {
     /// The way got a page that is used in this step.
     fn admit(&mut self, way: u32);
 
-    /// The way's page is used in this step.
-    fn touch(&mut self, way: u32);
+    /// The ways' pages are used in this step, in this order.
+    fn touch(&mut self, ways: impl Iterator<Item = u32>);
 
     /// The way's page is gone without having been evicted.
     fn remove(&mut self, way: u32);

@@ -1,6 +1,11 @@
 //! A world whose every number follows from a seed, and the dense float64 attention over it.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod naive;
+mod rng;
+
+pub use rng::Rng;
+
 use half::{bf16, f16};
 use wakekv::{Cache, DType, Entry, Error, Geometry, Sequence, StepReport};
 

@@ -22,7 +22,8 @@ impl Digests {
         hosts: usize,
     ) -> Result<Self, Error> {
         let kernels = DigestKernels::new(digest, isa, shape).ok_or(Error::Isa { isa })?;
-        Ok(Digests { arena: Arena::new("reservoir (digests)", hosts, digest.bytes(geometry))?, kernels })
+        debug_assert_eq!(kernels.bytes(), digest.bytes(geometry));
+        Ok(Digests { arena: Arena::new("reservoir (digests)", hosts, kernels.bytes())?, kernels })
     }
 
     /// Summarises a page.

@@ -11,7 +11,6 @@
 //! (token, row) one broadcast load.
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
 
 use super::element::Element;
 use super::vector::{Vector, prefetch};
@@ -215,15 +214,17 @@ unsafe fn tiles<V: Vector, E: Element, const ROWS: usize, const TOKENS: usize>(
     let token_bytes = dim * size_of::<E>();
     let mut token = 0;
     while token + TOKENS <= part.tokens {
-        prefetch_range(part.values.wrapping_add(token * token_bytes), TOKENS * token_bytes);
+        let ahead = part.values.wrapping_add(token * token_bytes);
         // SAFETY: the part has TOKENS more tokens.
-        unsafe { dots::<V, E, ROWS, TOKENS>(keys.add(token * dim), dim, queries, logits.add(token * stride(ROWS))) };
+        unsafe {
+            dots::<V, E, ROWS, TOKENS>(keys.add(token * dim), dim, queries, logits.add(token * stride(ROWS)), ahead)
+        };
         token += TOKENS;
     }
     while token < part.tokens {
-        prefetch_range(part.values.wrapping_add(token * token_bytes), token_bytes);
+        let ahead = part.values.wrapping_add(token * token_bytes);
         // SAFETY: the part has one more token.
-        unsafe { dots::<V, E, ROWS, 1>(keys.add(token * dim), dim, queries, logits.add(token * stride(ROWS))) };
+        unsafe { dots::<V, E, ROWS, 1>(keys.add(token * dim), dim, queries, logits.add(token * stride(ROWS)), ahead) };
         token += 1;
     }
 }
@@ -238,7 +239,10 @@ unsafe fn dots<V: Vector, E: Element, const ROWS: usize, const TOKENS: usize>(
     dim: usize,
     queries: *const f32,
     logits: *mut f32,
+    ahead: *const u8,
 ) {
+    let bytes = TOKENS * V::LANES * size_of::<E>(); // per round
+    let mut ahead = ahead;
     // SAFETY: `d` + LANES ≤ dim, keys are [TOKENS, dim], packed queries [dim / LANES, ROWS, LANES], logits
     // [TOKENS, stride].
     unsafe {
@@ -256,6 +260,8 @@ unsafe fn dots<V: Vector, E: Element, const ROWS: usize, const TOKENS: usize>(
                     sums[t][r] = q.mul_add(key[t], sums[t][r]);
                 }
             }
+            prefetch_range(ahead, bytes);
+            ahead = ahead.wrapping_add(bytes);
             query = query.add(ROWS * V::LANES);
             d += V::LANES;
         }
@@ -410,42 +416,36 @@ unsafe fn columns<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
     scale: &[f32; MAX_ROWS],
     acc: &mut [f32],
 ) {
-    let registers = dim / V::LANES;
-    let passes = registers / WIDTH + registers % WIDTH;
-    // While a part's values are read for the nth time, the nth piece of the next block's keys is fetched.
-    let piece = block.parts[0].tokens.max(1) * dim * size_of::<E>() / passes;
     let acc = acc.as_mut_ptr();
     let mut d = 0;
-    let mut ahead = 0;
     // SAFETY: a column lies within `dim`.
     unsafe {
         while d + WIDTH * V::LANES <= dim {
-            column::<V, E, ROWS, WIDTH>(block, dim, d, weights, scale, acc, (next, ahead..ahead + piece));
+            column::<V, E, ROWS, WIDTH>(block, next, dim, d, weights, scale, acc);
             d += WIDTH * V::LANES;
-            ahead += piece;
         }
         while d < dim {
-            column::<V, E, ROWS, 1>(block, dim, d, weights, scale, acc, (next, ahead..ahead + piece));
+            column::<V, E, ROWS, 1>(block, next, dim, d, weights, scale, acc);
             d += V::LANES;
-            ahead += piece;
         }
     }
 }
 
-/// `WIDTH` registers of channels from `d` on. `ahead` names the bytes to fetch of every part of the next block.
+/// `WIDTH` registers of channels from `d` on. With every value read, as much of the next block's keys is fetched.
 ///
 /// # Safety
 /// As [`add_values`]; `d` + WIDTH × LANES ≤ `dim`.
 #[inline(always)]
 unsafe fn column<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
     block: &Block,
+    next: &Block,
     dim: usize,
     d: usize,
     weights: *const f32,
     scale: &[f32; MAX_ROWS],
     acc: *mut f32,
-    ahead: (&Block, Range<usize>),
 ) {
+    let bytes = WIDTH * V::LANES * size_of::<E>(); // per token
     // SAFETY: acc is [ROWS, dim]; a part's values are [tokens, dim], its weights [tokens, stride] from its slot on.
     unsafe {
         let mut sums = [[V::splat(0.0); WIDTH]; ROWS];
@@ -455,9 +455,8 @@ unsafe fn column<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
             }
         }
         for (i, part) in block.parts().iter().enumerate() {
-            if let Some(next) = ahead.0.parts().get(i) {
-                prefetch_range(next.keys.wrapping_add(ahead.1.start), ahead.1.len());
-            }
+            let next = next.parts().get(i).unwrap_or(part);
+            let mut ahead = next.keys.wrapping_add(part.common * d * size_of::<E>());
             let mut value = part.values.cast::<E>().add(d);
             let mut weight = weights.add(part.slot * stride(ROWS));
             for _ in 0..part.common {
@@ -471,6 +470,8 @@ unsafe fn column<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
                         sums[r][w] = p.mul_add(v[w], sums[r][w]);
                     }
                 }
+                prefetch_range(ahead, bytes);
+                ahead = ahead.wrapping_add(bytes);
                 value = value.add(dim);
                 weight = weight.add(stride(ROWS));
             }

@@ -14,9 +14,8 @@
 //! ```
 
 mod attention;
-mod digest_tmp;
+mod digest;
 mod dispatch;
-pub(crate) use digest_tmp::DigestKernels;
 mod element;
 mod isa;
 mod state;
@@ -24,6 +23,7 @@ mod state;
 mod tests;
 mod vector;
 
+pub(crate) use digest::DigestKernels;
 pub(crate) use dispatch::Kernels;
 pub use isa::Isa;
 

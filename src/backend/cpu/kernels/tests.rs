@@ -146,7 +146,7 @@ fn write(shape: PageShape, data: &mut Vec<u8>, value: f32) {
     }
 }
 
-fn poke(shape: PageShape, data: &mut [u8], index: usize, value: f32) {
+pub(super) fn poke(shape: PageShape, data: &mut [u8], index: usize, value: f32) {
     let mut element = Vec::new();
     write(shape, &mut element, value);
     data[index * element.len()..][..element.len()].copy_from_slice(&element);
