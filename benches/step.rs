@@ -53,7 +53,8 @@ fn fetching(c: &mut Criterion) {
     let high = Lists::new(&geometry, |i| if i < 256 { 2 * i } else { 2 * i });
 
     let mut group = c.benchmark_group("step");
-    group.throughput(Throughput::Bytes(geometry.kv_heads() as u64 * u64::from(DEMANDED) * geometry.page_bytes() as u64));
+    group
+        .throughput(Throughput::Bytes(geometry.kv_heads() as u64 * u64::from(DEMANDED) * geometry.page_bytes() as u64));
     for (name, lists) in [("hits", [&even, &even]), ("half", [&low, &high]), ("misses", [&even, &odd])] {
         let mut turn = 0;
         group.bench_function(name, |b| {

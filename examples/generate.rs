@@ -44,21 +44,19 @@ fn one_line(error: &anyhow::Error) -> String {
 }
 
 /// candle reads its numbers of threads from the environment, which a program cannot safely change for itself. So it
-/// starts itself again where they are not as asked; the exit code is given where that was not a replacement.
+/// starts itself again where they are not as they should be; the exit code is given where that was not a replacement.
 fn with_threads(options: &Options) -> Result<Option<ExitCode>> {
-    let wanted = options.threads().to_string();
-    let is_set = |name: &&str| match std::env::var(name) {
-        Ok(value) => options.threads.is_none() || value == wanted,
-        Err(_) => false,
-    };
-    let missing: Vec<&str> =
-        ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"].into_iter().filter(|name| !is_set(name)).collect();
-    if missing.is_empty() {
+    let threads = options.threads();
+    // The pool for quantised products spins while it waits, and stalls where it has to share a core: it leaves one to
+    // the cache's copies.
+    let wanted = [("CANDLE_NUM_THREADS", (threads - 1).max(1)), ("RAYON_NUM_THREADS", threads)];
+    let wanted = wanted.map(|(name, threads)| (name, threads.to_string()));
+    if wanted.iter().all(|(name, threads)| std::env::var(name).as_ref() == Ok(threads)) {
         return Ok(None);
     }
     let program = std::env::current_exe().context("cannot find the running program")?;
     let mut again = Command::new(program);
-    again.args(std::env::args_os().skip(1)).envs(missing.into_iter().map(|name| (name, &wanted)));
+    again.args(std::env::args_os().skip(1)).envs(wanted);
     become_or_run(again).context("cannot start the program again with --threads set")
 }
 

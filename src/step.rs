@@ -192,7 +192,9 @@ impl<'c, B: Backend> Step<'c, B> {
             for kv_head in 0..kv_heads {
                 let list = lists.list(index * kv_heads + kv_head);
                 if entry.phase == Phase::Prefill && !list.is_empty() {
-                    return reject(format!("entry {index} is prefill, which reads everything: its lists must be empty"));
+                    return reject(format!(
+                        "entry {index} is prefill, which reads everything: its lists must be empty"
+                    ));
                 }
                 if let Some(&page) = list.iter().find(|&&page| page as usize >= count) {
                     return reject(format!(

@@ -296,35 +296,56 @@ fn f32_logits_agree_with_candle_over_a_long_prompt_and_its_continuation() -> Res
 /// The point of it all: a head that may keep 4 pages says what a head says that keeps all 117.
 #[test]
 fn no_budget_changes_what_is_said() -> Result<()> {
-    let Some(mut file) = real_model("no_budget_changes_what_is_said")? else { return Ok(()) };
-    let tokenizer = Tokenizer::from_metadata(file.metadata())?;
-    let prompt = tokenizer.encode(PROSE)?;
-    let model = Model::load(&mut file, Weights::Fast, |_, _| {})?;
-    let say = |tokens: usize, flags: &str| -> Result<(Vec<u32>, Cached)> {
-        let mut memory = cached(&model, prompt.len() + tokens, flags)?;
-        // The model would rather end its text early; here it may not.
-        let request = Request { prompt: &prompt, tokens, chunk: 512, stops: &[] };
-        let generated = engine::generate(&model, &mut memory, &mut Sampler::new(0.0, 0), request, |_| Ok(()))?;
-        Ok((generated.ids, memory))
-    };
-    let (expected, memory) = say(200, "--budget 0")?;
+    let Some(story) = Story::load("no_budget_changes_what_is_said")? else { return Ok(()) };
+    let (expected, memory) = story.go_on(200, "--budget 0")?;
     assert_eq!((expected.len(), memory.decode().counts.misses()), (200, 0));
     for budget in [4, 16, 64] {
-        let (ids, memory) = say(200, &format!("--budget {budget}"))?;
+        let (ids, memory) = story.go_on(200, &format!("--budget {budget}"))?;
         assert_eq!(ids, expected, "budget {budget}");
         let counts = memory.decode().counts;
         assert!(counts.misses() > 0 && counts.hits + counts.misses() == counts.demanded, "{counts:?}");
-        eprintln!("{} + 200 tokens, budget {budget}: same ids, {counts:?}", prompt.len());
+        eprintln!("{} + 200 tokens, budget {budget}: same ids, {counts:?}", story.prompt.len());
     }
-    eprintln!("{}", tokenizer.decode(&expected));
+    eprintln!("{}", story.tokenizer.decode(&expected));
+    Ok(())
+}
 
-    // The same where a head reads the best few pages only.
-    let (expected, memory) = say(40, "--budget 0 --selection top:8")?;
+/// The same where a head reads the best few pages only: they are the best wherever they lie.
+#[test]
+fn no_budget_changes_what_is_said_with_a_selection_of_pages() -> Result<()> {
+    let Some(story) = Story::load("no_budget_changes_what_is_said_with_a_selection_of_pages")? else { return Ok(()) };
+    let (expected, memory) = story.go_on(40, "--budget 0 --selection top:8")?;
     assert_eq!(memory.decode().counts.misses(), 0);
-    let (ids, memory) = say(40, "--budget 12 --selection top:8")?;
+    let (ids, memory) = story.go_on(40, "--budget 12 --selection top:8")?;
     assert_eq!(ids, expected);
     assert!(memory.decode().counts.misses() > 0);
+    eprintln!("{} + 40 tokens, 8 pages of each head: same ids, {:?}", story.prompt.len(), memory.decode().counts);
     Ok(())
+}
+
+/// The real model and a text for it to continue.
+struct Story {
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt: Vec<u32>,
+}
+
+impl Story {
+    fn load(test: &str) -> Result<Option<Self>> {
+        let Some(mut file) = real_model(test)? else { return Ok(None) };
+        let tokenizer = Tokenizer::from_metadata(file.metadata())?;
+        let prompt = tokenizer.encode(PROSE)?;
+        Ok(Some(Self { model: Model::load(&mut file, Weights::Fast, |_, _| {})?, tokenizer, prompt }))
+    }
+
+    /// The likeliest continuation through a cache that `flags` describe.
+    fn go_on(&self, tokens: usize, flags: &str) -> Result<(Vec<u32>, Cached)> {
+        let mut memory = cached(&self.model, self.prompt.len() + tokens, flags)?;
+        // The model would rather end its text early; here it may not.
+        let request = Request { prompt: &self.prompt, tokens, chunk: 512, stops: &[] };
+        let generated = engine::generate(&self.model, &mut memory, &mut Sampler::new(0.0, 0), request, |_| Ok(()))?;
+        Ok((generated.ids, memory))
+    }
 }
 
 /// An empty sequence in a cache that the command line's flags describe.

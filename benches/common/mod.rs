@@ -26,7 +26,8 @@ pub fn random(len: usize, seed: u64) -> Vec<f32> {
 
 /// A cache whose only sequence has `tokens` tokens.
 pub fn filled(settings: CacheBuilder, geometry: &Geometry, threads: usize, tokens: usize) -> (Cache, Sequence) {
-    let settings = settings.reservoir(Reservoir::memory(geometry.sequence_bytes(tokens + geometry.page_tokens()) as u64));
+    let settings =
+        settings.reservoir(Reservoir::memory(geometry.sequence_bytes(tokens + geometry.page_tokens()) as u64));
     let mut cache = settings.build(Cpu::new().threads(threads)).expect("settings that fit");
     let sequence = cache.insert_with_capacity(tokens + geometry.page_tokens());
     let mut start = 0;
