@@ -19,6 +19,9 @@ use super::{MAX_HEAD_DIM, MAX_ROWS, PageShape, PageView, State, Tile};
 /// Tokens of a block: their keys or values (f16, 128 channels) share the L1 cache with the queries and sums.
 const BLOCK: usize = 64;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Parts of a block: the smallest pages have 8 tokens.
 const MAX_PARTS: usize = BLOCK / 8;
 
@@ -56,12 +59,12 @@ pub(super) unsafe fn attend<V: Vector, E: Element, const ROWS: usize>(
     unsafe {
         pack::<V, ROWS>(tile.queries, shape.head_dim, packed);
         while !block.parts().is_empty() {
+            let next = walk.next();
             for part in block.parts() {
                 part_logits::<V, E, ROWS>(part, shape.head_dim, packed, logits.add(part.slot * stride(ROWS)));
             }
             hide::<V, ROWS>(&block, walk.span, tile.visible, logits);
             let scale = softmax::<V, ROWS>(&block, walk.span, tile.visible, logits, state);
-            let next = walk.next();
             add_values::<V, E, ROWS>(&block, &next, shape.head_dim, tile.visible, logits, &scale, state.acc);
             block = next;
         }
@@ -239,28 +242,24 @@ unsafe fn dots<V: Vector, E: Element, const ROWS: usize, const TOKENS: usize>(
     logits: *mut f32,
     ahead: *const u8,
 ) {
-    let bytes = TOKENS * V::LANES * size_of::<E>(); // per round
+    let bytes = TOKENS * V::LANES * size_of::<E>(); // of keys per round
+    let rounds = (LINE / bytes).max(1); // per prefetch: asking twice for a line delays the next
     let mut ahead = ahead;
     // SAFETY: `d` + LANES ≤ dim, keys are [TOKENS, dim], packed queries [dim / LANES, ROWS, LANES], logits
     // [TOKENS, stride].
     unsafe {
         let mut sums = [[V::splat(0.0); ROWS]; TOKENS];
-        let mut query = queries;
         let mut d = 0;
+        while d + rounds * V::LANES <= dim {
+            prefetch_range(ahead, rounds * bytes);
+            ahead = ahead.wrapping_add(rounds * bytes);
+            for _ in 0..rounds {
+                round::<V, E, ROWS, TOKENS>(keys.add(d), dim, queries.add(d * ROWS), &mut sums);
+                d += V::LANES;
+            }
+        }
         while d < dim {
-            let mut key = [V::splat(0.0); TOKENS];
-            for t in 0..TOKENS {
-                key[t] = E::load::<V>(keys.add(t * dim + d));
-            }
-            for r in 0..ROWS {
-                let q = V::load(query.add(r * V::LANES));
-                for t in 0..TOKENS {
-                    sums[t][r] = q.mul_add(key[t], sums[t][r]);
-                }
-            }
-            prefetch_range(ahead, bytes);
-            ahead = ahead.wrapping_add(bytes);
-            query = query.add(ROWS * V::LANES);
+            round::<V, E, ROWS, TOKENS>(keys.add(d), dim, queries.add(d * ROWS), &mut sums);
             d += V::LANES;
         }
         let at = |i: usize| {
@@ -276,6 +275,32 @@ unsafe fn dots<V: Vector, E: Element, const ROWS: usize, const TOKENS: usize>(
             let mut four = [0.0; 4];
             V::sum4([at(i), at(i + 1), at(i + 2), at(i + 3)], four.as_mut_ptr());
             logits.add(i).copy_from_nonoverlapping(four.as_ptr(), TOKENS * stride(ROWS) - i);
+        }
+    }
+}
+
+/// Adds one register's worth of channels to the dot products.
+///
+/// # Safety
+/// `keys` is readable for LANES elements in each of TOKENS tokens, `queries` for ROWS registers.
+#[inline(always)]
+unsafe fn round<V: Vector, E: Element, const ROWS: usize, const TOKENS: usize>(
+    keys: *const E,
+    dim: usize,
+    queries: *const f32,
+    sums: &mut [[V; ROWS]; TOKENS],
+) {
+    // SAFETY: the function's contract.
+    unsafe {
+        let mut key = [V::splat(0.0); TOKENS];
+        for t in 0..TOKENS {
+            key[t] = E::load::<V>(keys.add(t * dim));
+        }
+        for r in 0..ROWS {
+            let query = V::load(queries.add(r * V::LANES));
+            for t in 0..TOKENS {
+                sums[t][r] = query.mul_add(key[t], sums[t][r]);
+            }
         }
     }
 }
@@ -443,7 +468,8 @@ unsafe fn column<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
     scale: &[f32; MAX_ROWS],
     acc: *mut f32,
 ) {
-    let bytes = WIDTH * V::LANES * size_of::<E>(); // per token
+    let bytes = WIDTH * V::LANES * size_of::<E>(); // of values per token
+    let tokens = (LINE / bytes).max(1); // per prefetch
     // SAFETY: acc is [ROWS, dim]; a part's values are [tokens, dim], its weights [tokens, stride] from its slot on.
     unsafe {
         let mut sums = [[V::splat(0.0); WIDTH]; ROWS];
@@ -457,28 +483,54 @@ unsafe fn column<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
             let place = d * block.len + i * WIDTH * V::LANES;
             let next = next.parts().get(place / dim).unwrap_or(part);
             let mut ahead = next.keys.wrapping_add(part.common * (place % dim) * size_of::<E>());
-            let mut value = part.values.cast::<E>().add(d);
-            let mut weight = weights.add(part.slot * stride(ROWS));
-            for _ in 0..part.common {
-                let mut v = [V::splat(0.0); WIDTH];
-                for w in 0..WIDTH {
-                    v[w] = E::load::<V>(value.add(w * V::LANES));
+            let values = part.values.cast::<E>().add(d);
+            let weights = weights.add(part.slot * stride(ROWS));
+            let mut token = 0;
+            while token + tokens <= part.common {
+                prefetch_range(ahead, tokens * bytes);
+                ahead = ahead.wrapping_add(tokens * bytes);
+                for _ in 0..tokens {
+                    add_token::<V, E, ROWS, WIDTH>(
+                        values.add(token * dim),
+                        weights.add(token * stride(ROWS)),
+                        &mut sums,
+                    );
+                    token += 1;
                 }
-                for r in 0..ROWS {
-                    let p = V::splat(*weight.add(r));
-                    for w in 0..WIDTH {
-                        sums[r][w] = p.mul_add(v[w], sums[r][w]);
-                    }
-                }
-                prefetch_range(ahead, bytes);
-                ahead = ahead.wrapping_add(bytes);
-                value = value.add(dim);
-                weight = weight.add(stride(ROWS));
+            }
+            while token < part.common {
+                add_token::<V, E, ROWS, WIDTH>(values.add(token * dim), weights.add(token * stride(ROWS)), &mut sums);
+                token += 1;
             }
         }
         for r in 0..ROWS {
             for w in 0..WIDTH {
                 sums[r][w].store(acc.add(r * dim + d + w * V::LANES));
+            }
+        }
+    }
+}
+
+/// Adds a token's values, by its weight in every row.
+///
+/// # Safety
+/// `values` is readable for WIDTH registers, `weights` for ROWS floats.
+#[inline(always)]
+unsafe fn add_token<V: Vector, E: Element, const ROWS: usize, const WIDTH: usize>(
+    values: *const E,
+    weights: *const f32,
+    sums: &mut [[V; WIDTH]; ROWS],
+) {
+    // SAFETY: the function's contract.
+    unsafe {
+        let mut value = [V::splat(0.0); WIDTH];
+        for w in 0..WIDTH {
+            value[w] = E::load::<V>(values.add(w * V::LANES));
+        }
+        for r in 0..ROWS {
+            let weight = V::splat(*weights.add(r));
+            for w in 0..WIDTH {
+                sums[r][w] = weight.mul_add(value[w], sums[r][w]);
             }
         }
     }
@@ -515,7 +567,7 @@ unsafe fn diagonal<V: Vector, E: Element, const ROWS: usize>(
 
 #[inline(always)]
 fn prefetch_range(from: *const u8, bytes: usize) {
-    for offset in (0..bytes).step_by(64) {
+    for offset in (0..bytes).step_by(LINE) {
         prefetch(from.wrapping_add(offset));
     }
 }
