@@ -7,7 +7,7 @@
 //! isa         which instructions the machine has
 //! vector/     the few operations that kernels are written in, per instruction set
 //! element     f32, f16, bf16
-//! attention   the attention kernel, generic over the three above and the number of rows
+//! attention/  the attention kernel, generic over the three above and the number of rows
 //! state       merging and finishing partial results
 //! digest/     summaries of pages, and scoring them: a file per kind
 //! dispatch    instantiates the kernels and picks one, once

@@ -60,6 +60,7 @@ impl Digest for MinMax {
 /// # Safety
 /// The digest holds 2 × `dim` elements; the queries are [ROWS, dim]; `dim` is a multiple of 8.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "indices name rows")]
 unsafe fn dots<V: Vector, E: Element, const ROWS: usize>(
     dim: usize,
     queries: &[f32],
