@@ -110,32 +110,33 @@ impl Writer<'_> {
         let page_tokens = self.geometry.page_tokens();
         let end = entry.start + entry.tokens;
         let mut staged = 0;
-        for page in self.geometry.sealed_pages(entry.start)..self.geometry.pages(end) {
-            let slot = head.table.slot_of(page as u32).unwrap_or_else(|| {
+        let mut scratch = [0.0; MAX_HEAD_DIM];
+        let pages = self.geometry.sealed_pages(entry.start) as u32..self.geometry.pages(end) as u32;
+        for page in pages {
+            let slot = head.table.slot_of(page).unwrap_or_else(|| {
                 let turn = staged % self.staging_per_thread;
                 staged += 1;
                 self.parts.staging.first + thread * self.staging_per_thread + turn
             });
             // A staging slot may still be on its way to the reservoir.
             self.parts.engine.wait_for(slot).map_err(|_| Stop::Copy)?;
-            let from = entry.start.max(page * page_tokens);
-            let to = end.min((page + 1) * page_tokens);
-            for position in from..to {
-                self.write_token(slot, position % page_tokens, entry.row + position - entry.start, kv_head);
+            let (first, behind) = (page as usize * page_tokens, (page as usize + 1) * page_tokens);
+            for position in entry.start.max(first)..end.min(behind) {
+                let row = entry.row + position - entry.start;
+                self.write_token(slot, position - first, row, kv_head, &mut scratch);
             }
-            if to == (page + 1) * page_tokens {
-                self.seal(slot, groups[page], kv_head)?;
+            if end >= behind {
+                self.seal(slot, groups[page as usize], kv_head)?;
                 counts.mirrored_bytes += self.geometry.page_bytes() as u64;
             }
         }
         Ok(())
     }
 
-    fn write_token(&self, slot: u32, token: usize, row: usize, kv_head: usize) {
+    fn write_token(&self, slot: u32, token: usize, row: usize, kv_head: usize, scratch: &mut [f32]) {
         let dim = self.geometry.head_dim();
         let (bytes, dtype) = (dim * self.geometry.dtype().bytes(), self.geometry.dtype());
         let at = (row * self.geometry.kv_heads() + kv_head) * dim;
-        let mut scratch = [0.0; MAX_HEAD_DIM];
         for (tensor, block) in [(&self.k, 0), (&self.v, self.geometry.block_bytes())] {
             // SAFETY: the token's row lies inside the slot. The slot is a way of this task's head or a staging slot of this thread,
             // no copy touches it (`wait_for`), and attention does not run.
@@ -143,7 +144,7 @@ impl Writer<'_> {
                 let address = self.parts.arena.slot(slot).add(block + token * bytes);
                 std::slice::from_raw_parts_mut(address, bytes)
             };
-            tensor.store(at, dtype, into, &mut scratch);
+            tensor.store(at, dtype, into, scratch);
         }
     }
 
