@@ -37,10 +37,21 @@ fn main() -> ExitCode {
     })
 }
 
-/// What failed and why, without the stack that candle's errors print below their first line.
+/// What failed and why, without the stack that candle's errors print below their first line, and without a cause that
+/// the error above it has told already.
 fn one_line(error: &anyhow::Error) -> String {
-    let causes = error.chain().map(|cause| cause.to_string().lines().next().unwrap_or_default().to_owned());
-    causes.collect::<Vec<_>>().join(": ")
+    let mut line = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        let first = cause.lines().next().unwrap_or_default();
+        if line.is_empty() {
+            line.push_str(first);
+        } else if !line.ends_with(first) {
+            line.push_str(": ");
+            line.push_str(first);
+        }
+    }
+    line
 }
 
 /// candle reads its numbers of threads from the environment, which a program cannot safely change for itself. So it

@@ -75,7 +75,7 @@ pub struct Options {
 
     /// 0 always takes the likeliest token; higher draws more freely
     #[arg(long, value_name = "T", default_value = "0", value_parser = temperature, allow_negative_numbers = true)]
-    pub temperature: f32,
+    pub temperature: f64,
 
     /// What the draws start from: the same seed gives the same text
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -220,8 +220,8 @@ fn weights(text: &str) -> Result<Weights, String> {
     }
 }
 
-fn temperature(text: &str) -> Result<f32, String> {
-    let temperature: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+fn temperature(text: &str) -> Result<f64, String> {
+    let temperature: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     let sensible = temperature.is_finite() && temperature >= 0.0;
     sensible.then_some(temperature).ok_or_else(|| "must be 0 or more".to_owned())
 }

@@ -6,13 +6,13 @@ use rand::{Rng, SeedableRng};
 
 /// Picks ids, reproducibly.
 pub struct Sampler {
-    temperature: f32,
+    temperature: f64,
     random: StdRng,
 }
 
 impl Sampler {
     /// Temperature 0 is greedy and never draws.
-    pub fn new(temperature: f32, seed: u64) -> Self {
+    pub fn new(temperature: f64, seed: u64) -> Self {
         Self { temperature, random: StdRng::seed_from_u64(seed) }
     }
 
@@ -23,7 +23,7 @@ impl Sampler {
         if self.temperature <= 0.0 {
             return Ok(best as u32);
         }
-        let weight = |logit: f32| f64::from((logit - logits[best]) / self.temperature).exp();
+        let weight = |logit: f32| (f64::from(logit - logits[best]) / self.temperature).exp();
         let total: f64 = logits.iter().map(|&logit| weight(logit)).sum();
         let mut left = self.random.random::<f64>() * total;
         for (id, &logit) in logits.iter().enumerate() {
