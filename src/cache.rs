@@ -6,6 +6,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::backend::{Backend, Device, EntryPlan, Setup, StepCounts, StepPlan, WayGrant};
 use crate::error::Error;
 use crate::geometry::Geometry;
+use crate::growth::make_room;
 use crate::pool::{Slot, SlotPool};
 use crate::reservoir::Reservoir;
 use crate::selection::Selection;
@@ -464,11 +465,13 @@ impl<B: Backend> Cache<B> {
             let (sealed, due, sequence) = (self.sealed_by(entry), self.ways_due(entry), entry.sequence);
             let (groups_from, ways_from) = (self.plan.groups.len(), self.plan.ways.len());
             let Some(state) = self.places[sequence as usize].sequence.as_mut() else { continue };
+            make_room(&mut state.groups, sealed);
             for slot in std::iter::from_fn(|| self.reservoir.take()).take(sealed) {
                 state.groups.push(slot);
                 self.plan.groups.push(slot.index());
             }
             for (head, owned) in state.ways_of_head.iter_mut().enumerate() {
+                make_room(&mut state.ways, due.saturating_sub(*owned) as usize);
                 while *owned < due {
                     let Some(slot) = self.device.take() else { break };
                     *owned += 1;

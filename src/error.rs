@@ -149,18 +149,18 @@ pub enum Error {
     },
 
     /// The reservoir's file could not be made.
-    #[error("reservoir file {path}: {bytes} bytes could not be set aside: {source}")]
+    #[error("reservoir file {path}: {bytes} bytes could not be set aside: {cause}")]
     ReservoirFile {
         /// The path asked for.
         path: String,
         /// Bytes asked for.
         bytes: u64,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
 
     /// A page could not be copied. The page itself is not lost: a fetch can be tried again, a mirror leaves the page on the device.
-    #[error("{direction} of {bytes} bytes at reservoir offset {offset} failed: {source}")]
+    #[error("{direction} of {bytes} bytes at reservoir offset {offset} failed: {cause}")]
     Copy {
         /// `fetch` or `mirror`.
         direction: &'static str,
@@ -169,7 +169,7 @@ pub enum Error {
         /// Bytes of the page.
         bytes: usize,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
 
     /// The copy worker is gone, so nothing can be fetched or mirrored any more. Sequences keep what they hold.
@@ -181,12 +181,12 @@ pub enum Error {
     ThreadPanicked,
 
     /// A thread could not be started.
-    #[error("thread {name} could not be started: {source}")]
+    #[error("thread {name} could not be started: {cause}")]
     Thread {
         /// The thread's name.
         name: &'static str,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
 
     /// The processor lacks the instructions that were asked for.

@@ -92,6 +92,7 @@ pub mod backend;
 mod cache;
 mod error;
 mod geometry;
+mod growth;
 pub mod pool;
 mod reservoir;
 pub mod residency;

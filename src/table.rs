@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+use crate::growth::make_room;
 use crate::residency::{Lru, Replacement};
 
 /// Pages that are always demanded and never evicted, beside the last page: the attention sinks and the recent window.
@@ -205,10 +206,12 @@ impl<R: Replacement> HeadTable<R> {
     /// Gives the head one more way, in the device slot `slot`.
     pub fn grant(&mut self, slot: u32) {
         let way = self.ways.len() as u32;
+        make_room(&mut self.ways, 1);
         self.ways.push(Way { page: NONE, slot, stamp: 0 });
         self.order.grow();
         // Any number of ways may come free at once, and none of them may allocate then.
-        self.free.reserve(self.ways.len() - self.free.len());
+        let occupied = self.ways.len() - self.free.len();
+        make_room(&mut self.free, occupied);
         self.free.insert(0, way);
     }
 
@@ -259,6 +262,7 @@ impl<R: Replacement> HeadTable<R> {
         if self.opened.0 != step {
             self.opened = (step, page);
         }
+        make_room(&mut self.way_of, 1);
         self.way_of.push(NONE);
         if page.is_multiple_of(64) {
             self.cold.push(0);

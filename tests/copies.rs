@@ -72,9 +72,9 @@ fn whichever_copy_fails_the_step_fails_and_the_next_try_is_right() {
                         assert!(outputs == *expected, "{threads} threads, after {copy} failures");
                         break;
                     }
-                    Err(Error::Copy { direction, bytes, offset, source }) => {
+                    Err(Error::Copy { direction, bytes, offset, cause }) => {
                         *if direction == "fetch" { &mut fetches } else { &mut mirrors } += 1;
-                        assert_eq!((bytes, source.to_string().as_str()), (geometry().page_bytes(), "injected"));
+                        assert_eq!((bytes, cause.to_string().as_str()), (geometry().page_bytes(), "injected"));
                         assert!(offset < (PAGES * geometry().group_bytes()) as u64);
                     }
                     Err(other) => panic!("{other}"),

@@ -1,6 +1,7 @@
 //! Least recently used: the published rule (WakeKV, arXiv 2610.02713) and the default.
 
 use super::Replacement;
+use crate::growth::make_room;
 
 /// A circular list through all occupied ways, oldest first. Node 0 is the list's end and way `w` is node `w + 1`, so that
 /// linking needs no branches.
@@ -43,6 +44,7 @@ impl Replacement for Lru {
 
     fn grow(&mut self) {
         let node = self.links.len() as u32;
+        make_room(&mut self.links, 1);
         self.links.push(Link { older: node, newer: node });
     }
 

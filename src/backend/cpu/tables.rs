@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::backend::{EntryPlan, StepPlan};
 use crate::geometry::Geometry;
+use crate::growth::make_room;
 use crate::table::HeadTable;
 
 /// One head of one sequence.
@@ -73,7 +74,9 @@ impl Tables {
     /// Takes over the groups and ways that a step has been granted.
     pub(super) fn grant(&mut self, plan: &StepPlan) {
         for entry in &plan.entries {
-            self.groups[entry.sequence as usize].extend_from_slice(&plan.groups[entry.groups.clone()]);
+            let groups = &mut self.groups[entry.sequence as usize];
+            make_room(groups, entry.groups.len());
+            groups.extend_from_slice(&plan.groups[entry.groups.clone()]);
             let heads = &mut self.heads[sequence_range(entry.sequence, self.heads_per_sequence)];
             for way in &plan.ways[entry.ways.clone()] {
                 heads[way.head as usize].table.grant(way.slot);

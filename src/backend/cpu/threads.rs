@@ -185,7 +185,7 @@ impl Shared {
 #[cfg(not(loom))]
 fn spawn(work: impl FnOnce() + Send + 'static) -> Result<std::thread::JoinHandle<()>, Error> {
     let name = "wakekv-cpu";
-    std::thread::Builder::new().name(name.into()).spawn(work).map_err(|source| Error::Thread { name, source })
+    std::thread::Builder::new().name(name.into()).spawn(work).map_err(|cause| Error::Thread { name, cause })
 }
 
 #[cfg(loom)]

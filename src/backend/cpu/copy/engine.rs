@@ -34,7 +34,7 @@ impl CopyEngine {
                 let queue = queue.clone();
                 move || work(&queue, &arena, store)
             })
-            .map_err(|source| Error::Thread { name, source })?;
+            .map_err(|cause| Error::Thread { name, cause })?;
         let last = std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect();
         Ok(CopyEngine { queue, last, worker: Some(worker) })
     }
@@ -127,6 +127,6 @@ fn work(queue: &Queue, arena: &Arena, mut store: Box<dyn Store>) {
             }
             Kind::Scrub => ("scrub", store.write(offset, &zeros)),
         };
-        queue.complete(ticket, result.map_err(|source| Error::Copy { direction, offset, bytes, source }));
+        queue.complete(ticket, result.map_err(|cause| Error::Copy { direction, offset, bytes, cause }));
     }
 }

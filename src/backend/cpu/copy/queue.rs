@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::shim::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, SPINS, spin_loop, wait};
+use crate::shim::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, SPINS, fence, spin_loop, wait};
 
 /// Which way a page goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,9 +126,11 @@ impl Queue {
                 self.failed.store(ticket, Ordering::SeqCst);
             }
         }
-        self.done.store(ticket, Ordering::SeqCst);
-        // A waiter announces itself before it looks at `done` for the last time, so either it sees this ticket or we see it.
-        if self.waiters.load(Ordering::SeqCst) > 0 {
+        self.done.store(ticket, Ordering::Release);
+        // A waiter announces itself before it looks at `done` for the last time, so either it sees this ticket or we see it. Fences
+        // rather than sequentially consistent accesses, because loom knows only fences to be that strong.
+        fence(Ordering::SeqCst);
+        if self.waiters.load(Ordering::Relaxed) > 0 {
             drop(self.failure.lock());
             self.progress.notify_all();
         }
@@ -162,7 +164,7 @@ impl Queue {
 
     /// Whether a job is done, without waiting.
     pub(crate) fn is_done(&self, ticket: u64) -> bool {
-        self.done.load(Ordering::SeqCst) >= ticket
+        self.done.load(Ordering::Acquire) >= ticket
     }
 
     /// Waits until a job is done. Fails when it, or any job before it since the failures were last cleared, has failed.
@@ -179,11 +181,12 @@ impl Queue {
             spin_loop();
         }
         let mut guard = self.failure.lock();
-        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         while !self.is_done(ticket) && !self.is_dead() {
             guard = wait(&self.progress, guard);
         }
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
         if self.is_done(ticket) { Ok(()) } else { Err(Failed) }
     }
 
@@ -201,3 +204,7 @@ impl Queue {
         failure.take()
     }
 }
+
+#[cfg(all(test, loom))]
+#[path = "queue_loom.rs"]
+mod loom_tests;

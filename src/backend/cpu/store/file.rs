@@ -19,7 +19,7 @@ pub(crate) struct FileStore {
 
 impl FileStore {
     pub(crate) fn create(path: &Path, bytes: u64) -> Result<Self, Error> {
-        let error = |source| Error::ReservoirFile { path: path.display().to_string(), bytes, source };
+        let error = |cause| Error::ReservoirFile { path: path.display().to_string(), bytes, cause };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true);
         #[cfg(unix)]
