@@ -114,10 +114,10 @@ impl GeometryBuilder {
         if g.kv_heads == 0 {
             return reject("kv_heads", g.kv_heads, "must be at least 1");
         }
-        if g.query_heads == 0 || g.query_heads % g.kv_heads != 0 {
+        if g.query_heads == 0 || !g.query_heads.is_multiple_of(g.kv_heads) {
             return reject("query_heads", g.query_heads, "must be a positive multiple of kv_heads");
         }
-        if !(32..=256).contains(&g.head_dim) || g.head_dim % 8 != 0 {
+        if !(32..=256).contains(&g.head_dim) || !g.head_dim.is_multiple_of(8) {
             return reject("head_dim", g.head_dim, "must be a multiple of 8 from 32 to 256");
         }
         if !(8..=128).contains(&g.page_tokens) || !g.page_tokens.is_power_of_two() {

@@ -261,7 +261,7 @@ impl<R: Replacement> HeadTable<R> {
         }
         make_room(&mut self.way_of, 1);
         self.way_of.push(NONE);
-        if page % 64 == 0 {
+        if page.is_multiple_of(64) {
             self.cold.push(0);
         }
         self.place(way, page, step);
@@ -278,7 +278,7 @@ impl<R: Replacement> HeadTable<R> {
         self.way_of.pop();
         let pages = self.way_of.len();
         self.cold.truncate(pages.div_ceil(64));
-        if let Some(word) = self.cold.last_mut().filter(|_| pages % 64 != 0) {
+        if let Some(word) = self.cold.last_mut().filter(|_| !pages.is_multiple_of(64)) {
             *word &= (1 << (pages % 64)) - 1;
         }
         self.prompt_from = self.prompt_from.filter(|&from| (from as usize) < pages);

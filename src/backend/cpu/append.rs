@@ -110,6 +110,10 @@ impl Writer<'_> {
         let page_tokens = self.geometry.page_tokens();
         let end = entry.start + entry.tokens;
         let mut staged = 0;
+        #[allow(
+            clippy::needless_range_loop,
+            reason = "a page is a number of tokens first, and an index of groups only once full"
+        )]
         for page in self.geometry.sealed_pages(entry.start)..self.geometry.pages(end) {
             let slot = head.table.slot_of(page as u32).unwrap_or_else(|| {
                 let turn = staged % self.staging_per_thread;
