@@ -202,7 +202,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the call was refused before it changed anything, so that the step, if there was one, can go on.
+    /// Whether the call was refused before it changed anything, so that the step, if there was one, can go on. A
+    /// [`finish`](crate::Step::finish) that is refused has ended its step all the same, for it takes the step by value.
     pub fn is_refusal(&self) -> bool {
         !matches!(
             self,

@@ -224,7 +224,7 @@ fn millions_of_operations_follow_the_rule() {
             std::panic::resume_unwind(panic);
         }
         operations += pair.operations;
-        if operations > 3_000_000 {
+        if operations > 2_000_000 {
             return;
         }
     }

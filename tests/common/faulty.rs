@@ -64,7 +64,7 @@ struct FaultyStore {
 impl FaultyStore {
     fn begin(&self, offset: u64, bytes: usize) -> io::Result<MutexGuard<'_, Inner>> {
         let mut inner = self.inner.lock();
-        if offset % bytes as u64 != 0 || offset + bytes as u64 > self.size {
+        if !offset.is_multiple_of(bytes as u64) || offset + bytes as u64 > self.size {
             inner.broken.push(format!("{bytes} bytes at {offset} of {}", self.size));
         }
         let call = inner.calls;

@@ -39,7 +39,7 @@ impl Heads {
     pub fn append(&mut self, head: usize, span: Span) -> Counts {
         let (g, mut counts) = (&self.geometry, Counts::default());
         let (before, end) = (g.pages(span.start), span.start + span.tokens);
-        let keep = (span.start % g.page_tokens() != 0).then(|| before as u32 - 1);
+        let keep = (!span.start.is_multiple_of(g.page_tokens())).then(|| before as u32 - 1);
         for _ in before..g.pages(end) {
             let opened = self.tables[head].open(span.step, span.phase, self.pins, keep).expect("admission saw to it");
             counts.evictions += u64::from(opened.evicted.is_some());

@@ -87,8 +87,8 @@ impl Threads {
     /// One call at a time: `&mut self` because a second caller would take the first one's tasks.
     pub(crate) fn run(&mut self, tasks: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<(), Error> {
         if self.handles.is_empty() || tasks <= 1 {
-            (0..tasks).for_each(|task| f(0, task));
-            return Ok(());
+            let alone = AssertUnwindSafe(|| (0..tasks).for_each(|task| f(0, task)));
+            return catch_unwind(alone).map_err(|_| Error::ThreadPanicked);
         }
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. `run` waits below for every worker that has joined, and none can join once the body is
@@ -253,10 +253,12 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_the_pool_lives_on() {
-        let mut pool = Threads::start(3).unwrap();
-        let result = pool.run(50, &|_, task| assert!(task != 7, "on purpose"));
-        assert!(matches!(result, Err(Error::ThreadPanicked)));
-        pool.run(50, &|_, _| {}).unwrap();
+        for threads in [1, 3] {
+            let mut pool = Threads::start(threads).unwrap();
+            let result = pool.run(50, &|_, task| assert!(task != 7, "on purpose"));
+            assert!(matches!(result, Err(Error::ThreadPanicked)));
+            pool.run(50, &|_, _| {}).unwrap();
+        }
     }
 }
 

@@ -80,9 +80,11 @@ fn set_aside(file: &File, bytes: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{FallocateFlags, fallocate};
-        match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        use rustix::io::{Errno, retry_on_intr};
+        match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
             Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::OPNOTSUPP) => {}
+            // Not every file system or kernel can.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
