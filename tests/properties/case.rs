@@ -49,9 +49,9 @@ impl Case {
             .kv_heads(kv_heads)
             .query_heads(kv_heads * rng.pick(&[1, 3, 4]))
             .head_dim(if large { 128 } else { rng.pick(&[32, 40, 64]) })
-            .page_tokens(if large { 64 } else { 8 })
+            .page_tokens(if large { 64 } else { rng.pick(&[8, 8, 16]) })
             .dtype(match wanted {
-                Wanted::TopPages | Wanted::LargePages => DType::F32,
+                Wanted::LargePages => DType::F32,
                 _ => rng.pick(&[DType::F32, DType::F16, DType::BF16]),
             })
             .build()

@@ -18,10 +18,6 @@ macro_rules! table {
             $function::<$($type),+, 2>,
             $function::<$($type),+, 3>,
             $function::<$($type),+, 4>,
-            $function::<$($type),+, 5>,
-            $function::<$($type),+, 6>,
-            $function::<$($type),+, 7>,
-            $function::<$($type),+, 8>,
         ]
     };
 }

@@ -35,8 +35,7 @@ pub(super) unsafe fn part_logits<V: Vector, E: Element, const ROWS: usize>(
         match ROWS {
             1 | 2 => tiles::<V, E, ROWS, 4>(part, dim, queries, logits),
             3 => tiles::<V, E, ROWS, 3>(part, dim, queries, logits),
-            4..=6 => tiles::<V, E, ROWS, 2>(part, dim, queries, logits),
-            _ => tiles::<V, E, ROWS, 1>(part, dim, queries, logits),
+            _ => tiles::<V, E, ROWS, 2>(part, dim, queries, logits),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! are read the keys of the next block are: the hardware cannot guess where a scattered page begins.
 //!
 //! ```text
-//! logits of a block   [token slot][STRIDE]   f32, STRIDE = rows rounded up to 1, 2, 4 or 8
+//! logits of a block   [token slot][STRIDE]   f32, STRIDE = rows rounded up to 1, 2 or 4
 //! ```
 //! Token-major logits let four horizontal sums be stored at once, need no horizontal maximum, and make the weight of a
 //! (token, row) one broadcast load.
@@ -39,8 +39,7 @@ const MAX_PARTS: usize = BLOCK / 8;
 const fn stride(rows: usize) -> usize {
     match rows {
         0..=2 => rows,
-        3..=4 => 4,
-        _ => 8,
+        _ => MAX_ROWS,
     }
 }
 

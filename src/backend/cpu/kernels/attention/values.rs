@@ -24,8 +24,7 @@ pub(super) unsafe fn add_values<V: Vector, E: Element, const ROWS: usize>(
         match ROWS {
             1 | 2 => columns::<V, E, ROWS, 4>(block, next, dim, weights, scale, acc),
             3 => columns::<V, E, ROWS, 3>(block, next, dim, weights, scale, acc),
-            4..=6 => columns::<V, E, ROWS, 2>(block, next, dim, weights, scale, acc),
-            _ => columns::<V, E, ROWS, 1>(block, next, dim, weights, scale, acc),
+            _ => columns::<V, E, ROWS, 2>(block, next, dim, weights, scale, acc),
         }
         if block.parts().iter().any(|part| part.common < part.tokens) {
             diagonal::<V, E, ROWS>(block, dim, visible, weights, acc);

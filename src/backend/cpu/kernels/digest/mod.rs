@@ -24,9 +24,12 @@ use super::element::Element;
 #[cfg(target_arch = "x86_64")]
 use super::vector::Avx2;
 use super::vector::{Portable, Vector};
-use super::{Isa, MAX_ROWS, PageShape};
+use super::{Isa, PageShape};
 use crate::geometry::DType;
 use crate::selection::Digest as DigestKind;
+
+/// Query rows that one pass over a digest serves at most.
+const MAX_ROWS: usize = 8;
 
 /// What a kind of digest computes.
 trait Digest {
