@@ -3,7 +3,7 @@
 mod llm;
 
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -113,7 +113,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 /// The model, its tokenizer and the prompt's ids.
-fn load(options: &Options, path: &PathBuf, prompt: &str, wants_chat: bool) -> Result<(Model, Tokenizer, Vec<u32>)> {
+fn load(options: &Options, path: &Path, prompt: &str, wants_chat: bool) -> Result<(Model, Tokenizer, Vec<u32>)> {
     let mut file = Gguf::open(path)?;
     let tokenizer = Tokenizer::from_metadata(file.metadata())?;
     // The default question is put plainly to a model that has no template; --chat insists on one.
