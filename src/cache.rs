@@ -438,8 +438,8 @@ impl<B: Backend> Cache<B> {
         for entry in &self.plan.entries {
             groups += self.sealed_by(entry);
             let due = self.ways_due(entry);
-            ways += self.live(entry.sequence).ways_of_head.iter().map(|&owned| due.saturating_sub(owned)).sum::<u32>()
-                as usize;
+            let owned = &self.live(entry.sequence).ways_of_head;
+            ways += owned.iter().map(|&owned| due.saturating_sub(owned) as usize).sum::<usize>();
         }
         if groups > self.reservoir.free() {
             return Err(Error::ReservoirFull {

@@ -93,6 +93,17 @@ fn a_full_reservoir_is_refused_before_anything_changes() {
 }
 
 #[test]
+fn a_step_larger_than_32_bits_of_ways_is_refused() {
+    let shape = Geometry::builder().layers(30).query_heads(9).kv_heads(3).build().unwrap();
+    let mut cache = Cache::builder(shape).reservoir(memory()).build(Cpu::new().threads(1)).unwrap();
+    let sequence = cache.insert();
+    let (longest, batch) = (u32::MAX as usize / 2, [cache.insert(), cache.insert(), sequence]);
+    says(&begin_error(&mut cache, &[(sequence, longest)]), &["reservoir full", "134217727 pages in each of 90 heads"]);
+    says(&begin_error(&mut cache, &batch.map(|sequence| (sequence, longest))), &["reservoir full"]);
+    says(&begin_error(&mut cache, &[(sequence, longest + 1)]), &["sequence too long", "2147483648 tokens"]);
+}
+
+#[test]
 fn a_full_device_pool_is_refused_before_anything_changes() {
     let builder = Cache::builder(geometry()).pages_per_head(4).reservoir(memory());
     let mut scene = Scene::of(builder.device_pool(6 * geometry().group_bytes() as u64).build(Cpu::new()).unwrap());
