@@ -135,6 +135,7 @@ fn settings_that_cannot_be_are_refused() {
     says(&error(cache().build(Cpu::new().threads(0))), &["threads is 0", "at least 1"]);
     says(&error(cache().build(Cpu::new().queue_depth(3))), &["queue_depth is 3", "at least 128"]);
     says(&error(cache().build(Cpu::new().staging_pages(5))), &["staging_pages is 5", "at least 128"]);
+    says(&error(cache().build(Cpu::new().threads(200).staging_pages(5))), &["staging_pages is 5", "at least 200"]);
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Device for Cpu {
         // Each half of the staging slots takes at least one segment, and each thread at least one slot.
         let segment = attend::max_segment(&geometry);
         let least = (2 * segment).max(threads);
-        let staging_pages = self.staging_pages.unwrap_or(8 * segment).max(threads);
+        let staging_pages = self.staging_pages.unwrap_or((8 * segment).max(threads));
         let staging_pages = at_least("staging_pages", staging_pages, least)?;
         let queue_depth = at_least("queue_depth", self.queue_depth.unwrap_or(QUEUE_DEPTH), 2 * attend::MAX_SEGMENT)?;
         let queue_depth = at_most("queue_depth", queue_depth, 1 << 20)?;
