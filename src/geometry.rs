@@ -126,12 +126,15 @@ impl GeometryBuilder {
         // One query row is the widest thing per token, and heads index u32 slots.
         let group = g.layers.checked_mul(g.kv_heads).and_then(|heads| heads.checked_mul(g.page_bytes()));
         let row = g.query_heads.checked_mul(g.head_dim * size_of::<f32>());
-        match (group, row) {
-            (Some(group), Some(row)) if g.layers * g.kv_heads < MAX_HEADS && group < MAX_BYTES && row < MAX_BYTES => {
-                Ok(g)
-            }
-            _ => reject("layers × kv_heads", g.layers.saturating_mul(g.kv_heads), "must stay below 2^24 heads"),
+        let fits = |bytes: Option<usize>| bytes.is_some_and(|bytes| bytes < MAX_BYTES);
+        let heads = g.layers.saturating_mul(g.kv_heads);
+        if heads >= MAX_HEADS || !fits(group) {
+            return reject("layers × kv_heads", heads, "must stay below 2^24 heads");
         }
+        if !fits(row) {
+            return reject("query_heads", g.query_heads, "must be so few that a token's queries can be addressed");
+        }
+        Ok(g)
     }
 }
 
@@ -255,7 +258,7 @@ mod tests {
     #[test]
     fn every_quantity_out_of_range_is_named() {
         let b = Geometry::builder;
-        let wrong: [(&str, GeometryBuilder); 10] = [
+        let wrong: [(&str, GeometryBuilder); 12] = [
             ("layers", b().layers(0)),
             ("kv_heads", b().kv_heads(0)),
             ("query_heads", b().query_heads(0)),
@@ -266,12 +269,13 @@ mod tests {
             ("page_tokens", b().page_tokens(4)),
             ("page_tokens", b().page_tokens(24)),
             ("layers × kv_heads", b().layers(usize::MAX)),
+            ("layers × kv_heads", b().layers(1 << 24)),
+            ("query_heads is", b().query_heads(usize::MAX)),
         ];
         for (quantity, builder) in wrong {
             let error = builder.build().unwrap_err().to_string();
             assert!(error.contains(quantity), "{error}");
         }
         assert!(b().layers(1 << 40).kv_heads(1 << 40).query_heads(1 << 40).build().is_err());
-        assert!(b().query_heads(usize::MAX).build().is_err());
     }
 }
