@@ -51,3 +51,28 @@ fn every_new_token_reads_at_least_itself() {
     assert!(out[..32].iter().zip(&draft.values[0]).all(|(out, value)| (out - value).abs() < 1e-6));
     assert_eq!(step.finish().unwrap().counts.decode.demanded, 2);
 }
+
+/// An engine that computes the attention of one step by itself leaves the selection that was due in it to the next.
+#[test]
+fn a_selection_that_was_left_out_is_made_in_the_next_step() {
+    let mut cache = Cache::builder(geometry())
+        .reservoir(Reservoir::memory(1 << 20))
+        .selection(Selection::top_pages(4))
+        .reselect_every(100)
+        .build(Cpu::new().threads(1))
+        .unwrap();
+    let rng = &mut Rng::new(3);
+    let sequence = cache.insert();
+    let turn = |entry, tokens, rng: &mut Rng| [Turn { entry, draft: Draft::random(&geometry(), tokens, rng) }];
+    drive(&mut cache, &turn(Entry::prefill(sequence, 100), 100, rng), &[], None).unwrap();
+    let draft = Draft::random(&geometry(), 1, rng);
+    let mut step = cache.step(&[Entry::decode(sequence, 1)]).unwrap();
+    step.append(0, &draft.keys[0], &draft.values[0]).unwrap();
+    step.finish().unwrap();
+    for _ in 0..2 {
+        let (_, report) =
+            drive(&mut cache, &turn(Entry::decode(sequence, 1), 1, rng), &[], None).unwrap().expect("not given up");
+        // One sink, the recent page, the last one, and four that are selected.
+        assert_eq!(report.counts.decode.demanded, 7);
+    }
+}

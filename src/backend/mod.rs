@@ -64,7 +64,8 @@ pub struct EntryPlan {
     pub row: usize,
     /// Prefill or decode.
     pub phase: Phase,
-    /// Whether a decode step selects pages anew rather than reusing the last selection.
+    /// Whether a decode step selects pages anew rather than reusing the last selection. A layer whose attention is left out selects when
+    /// it is attended next.
     pub reselect: bool,
     /// The sequence's part of [`StepPlan::groups`].
     pub groups: Range<usize>,

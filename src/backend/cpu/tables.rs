@@ -13,6 +13,8 @@ pub(super) struct Head {
     pub table: HeadTable,
     /// The pages that were last selected for it, ascending, pinned ones left out.
     pub selected: Vec<u32>,
+    /// A selection is due and has not been made, be it that the engine has left `attend` out in the step in which it fell due.
+    pub selection_due: bool,
 }
 
 /// Heads in one flat list, so that the parallel tasks of a step can each hold one of them.
@@ -80,6 +82,9 @@ impl Tables {
             let heads = &mut self.heads[sequence_range(entry.sequence, self.heads_per_sequence)];
             for way in &plan.ways[entry.ways.clone()] {
                 heads[way.head as usize].table.grant(way.slot);
+            }
+            if entry.reselect {
+                heads.iter_mut().for_each(|head| head.selection_due = true);
             }
         }
     }

@@ -59,7 +59,7 @@ impl CpuBackend {
                     pinned.add_to(&mut lane.pages);
                 }
                 (_, Selection::TopPages { count, .. }) => {
-                    if entry.reselect {
+                    if std::mem::take(&mut head.selection_due) {
                         let groups = &groups[entry.sequence as usize];
                         let host = |page: u32| {
                             groups[page as usize] * geometry.heads() as u32 + geometry.head(layer, lane.kv_head) as u32
