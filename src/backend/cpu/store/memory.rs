@@ -14,8 +14,12 @@ impl MemoryStore {
         let bytes = usize::try_from(bytes).map_err(|_| error(usize::MAX))?;
         let mut memory = Vec::new();
         memory.try_reserve_exact(bytes).map_err(|_| error(bytes))?;
-        // Writing the zeros is what makes the system back the memory now instead of in the middle of a step.
-        memory.resize(bytes, 0);
+        // Writing the zeros is what makes the system back the memory now instead of in the middle of a step. In blocks, because `resize`
+        // goes byte by byte where the crate is not optimised.
+        let zeros = [0; 1 << 12];
+        while memory.len() < bytes {
+            memory.extend_from_slice(&zeros[..zeros.len().min(bytes - memory.len())]);
+        }
         Ok(MemoryStore(memory))
     }
 
