@@ -130,7 +130,7 @@ fn load(options: &Options, path: &Path, prompt: &str, wants_chat: bool) -> Resul
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    let (total, context) = (ids.len() + options.tokens, model.config().context);
+    let (total, context) = (ids.len().saturating_add(options.tokens), model.config().context);
     ensure!(
         total <= context,
         "the prompt's {} tokens and --tokens {} exceed the model's context of {context}",
