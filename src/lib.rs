@@ -58,10 +58,12 @@
 //! | ways | device | layers × kv_heads × min(B, n) × `page` |
 //! | reservoir | host or file | layers × kv_heads × n × `page` |
 //! | digests, with [`Selection::TopPages`] | device | [`Digest::bytes`] for every page that the reservoir can hold |
+//! | staging slots | device | about 2 MiB, or [`Cpu::staging_pages`] × `page` |
 //! | tables | host | below 1 % of the keys and values they manage, at 16-token pages and 128 channels |
+//! | scratch | host | the queries and partial results of a step's largest layer, in f32; kept from step to step |
 //!
-//! All of it but the tables is set aside when the cache is built. [`Cache::step`] decides admission before anything changes: a step
-//! that has begun does not run out of memory.
+//! All of it but the tables and the scratch is set aside when the cache is built. [`Cache::step`] decides admission before anything
+//! changes: a step that has begun does not run out of pages.
 //!
 //! # Selection
 //!

@@ -1,8 +1,8 @@
 //! The rule: what a head's demand finds, fetches and evicts. Pure logic, no memory, no clock of its own.
 //!
 //! One [`HeadTable`] belongs to one head of one sequence. A step first [opens](HeadTable::open) the pages that its new tokens
-//! begin, then asks for its [demand](HeadTable::demand). The CPU backend and the trace simulator run this very code; the CUDA
-//! kernel makes the same decisions.
+//! begin, then asks for its [demand](HeadTable::demand). The CPU backend runs this very code; another
+//! backend has to make the same decisions.
 
 #![forbid(unsafe_code)]
 
