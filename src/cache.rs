@@ -7,6 +7,7 @@ use crate::backend::{Backend, Device, EntryPlan, Setup, StepCounts, StepPlan, Wa
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::growth::make_room;
+use crate::observe::{Observer, Part};
 use crate::pool::{Slot, SlotPool};
 use crate::reservoir::Reservoir;
 use crate::selection::Selection;
@@ -72,6 +73,7 @@ pub struct CacheBuilder {
     reselect_every: usize,
     scale: Option<f32>,
     scrub_on_free: bool,
+    observer: Option<Box<dyn Observer>>,
 }
 
 impl CacheBuilder {
@@ -120,6 +122,12 @@ impl CacheBuilder {
         self
     }
 
+    /// Shows every demand to an observer, a [`Recorder`](crate::trace::Recorder) for one. Default: none.
+    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
+        self.observer = Some(Box::new(observer));
+        self
+    }
+
     /// Builds the cache on a device. All memory is set aside here.
     ///
     /// # Errors
@@ -162,6 +170,10 @@ impl CacheBuilder {
             pins,
             scrub_on_free: self.scrub_on_free,
         })?;
+        let mut observer = self.observer;
+        if let Some(observer) = &mut observer {
+            observer.built(&geometry, pins, self.pages_per_head);
+        }
         static CACHES: AtomicU32 = AtomicU32::new(0);
         let mut counts = StepCounts::default();
         counts.heads.resize_with(geometry.heads(), Default::default);
@@ -172,6 +184,7 @@ impl CacheBuilder {
             selection: self.selection,
             reselect_every: self.reselect_every,
             backend,
+            observer,
             device: SlotPool::new(device_slots),
             reservoir: SlotPool::new(reservoir_groups),
             places: Vec::new(),
@@ -208,6 +221,7 @@ pub struct Cache<B: Backend = CpuBackend> {
     selection: Selection,
     reselect_every: usize,
     pub(crate) backend: B,
+    observer: Option<Box<dyn Observer>>,
     device: SlotPool,
     reservoir: SlotPool,
     places: Vec<Seat>,
@@ -252,6 +266,7 @@ impl Cache {
             reselect_every: 1,
             scale: None,
             scrub_on_free: false,
+            observer: None,
         }
     }
 }
@@ -501,6 +516,7 @@ impl<B: Backend> Cache<B> {
         self.counts.heads.fill(Default::default());
         self.backend.finish(&self.plan, &mut self.counts)?;
         self.open_step = false;
+        self.observe(|observer, part| observer.finished(part));
         for entry in &self.plan.entries {
             let Some(state) = self.places[entry.sequence as usize].sequence.as_mut() else { continue };
             state.tokens += entry.tokens;
@@ -537,9 +553,39 @@ impl<B: Backend> Cache<B> {
         Ok(report)
     }
 
+    /// Shows the observer, if there is one, what the heads of a layer have just demanded.
+    pub(crate) fn observe_layer(&mut self, layer: usize) {
+        let Some(mut observer) = self.observer.take() else { return };
+        let kv_heads = self.geometry.kv_heads();
+        for lane in 0..self.plan.entries.len() * kv_heads {
+            if let Some(demand) = self.backend.demand(lane) {
+                let part = self.part(&self.plan.entries[lane / kv_heads]);
+                observer.attended(part, self.geometry.head(layer, lane % kv_heads), demand);
+            }
+        }
+        self.observer = Some(observer);
+    }
+
+    /// Tells the observer, if there is one, of every entry.
+    fn observe(&mut self, tell: impl Fn(&mut dyn Observer, Part)) {
+        let Some(mut observer) = self.observer.take() else { return };
+        for entry in &self.plan.entries {
+            tell(&mut *observer, self.part(entry));
+        }
+        self.observer = Some(observer);
+    }
+
+    fn part(&self, entry: &EntryPlan) -> Part {
+        let generation = self.places[entry.sequence as usize].generation;
+        let sequence = Sequence { index: entry.sequence, generation, cache: self.id };
+        let &EntryPlan { start, tokens, phase, .. } = entry;
+        Part { step: self.plan.number, sequence, start, tokens, phase }
+    }
+
     /// Leaves every sequence of the step as it was before.
     pub(crate) fn undo(&mut self) {
         self.backend.abort(&self.plan);
+        self.observe(|observer, part| observer.undone(part));
         self.release_grants();
         tracing::debug!(step = self.plan.number, "step undone");
     }

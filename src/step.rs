@@ -129,6 +129,9 @@ impl<'c, B: Backend> Step<'c, B> {
         let Cache { backend, plan, .. } = &mut *self.cache;
         let result = backend.attend(plan, layer, q, pages, out);
         self.attended = true;
+        if result.is_ok() {
+            self.cache.observe_layer(layer);
+        }
         self.fail_on_error(result)
     }
 

@@ -68,6 +68,15 @@ pub struct Opened {
     pub evicted: Option<u32>,
 }
 
+/// A way that has been taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// Its device slot.
+    pub slot: u32,
+    /// The page that was in it.
+    pub evicted: Option<u32>,
+}
+
 /// Whether a step reads the prompt or generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -179,7 +188,7 @@ impl<R: Replacement> HeadTable<R> {
         self.cold.reserve_exact(pages.div_ceil(64).saturating_sub(self.cold.len()));
         self.ways.reserve_exact(ways.saturating_sub(self.ways.len()));
         self.free.reserve_exact(ways.saturating_sub(self.free.len()));
-        self.order.reserve(ways);
+        self.order.reserve(pages, ways);
     }
 
     /// Logical pages of the head, the open one included.
@@ -230,6 +239,31 @@ impl<R: Replacement> HeadTable<R> {
         self.ways.pop().map(|way| way.slot)
     }
 
+    /// Takes back the way that the head can spare best: a free one, else that of the page which has to go next among those that `pins`
+    /// do not hold. `None` when there is no such way. Meant for between steps: a way that moves to another head. No page moves.
+    pub fn release(&mut self, pins: Pins) -> Option<Released> {
+        let newest = self.way_of.len().saturating_sub(1) as u32;
+        let (way, evicted) = if self.free.is_empty() {
+            let (ways, mut victim) = (&self.ways, None);
+            self.order.evict(1, |way| !pins.contain(ways[way as usize].page, newest), |way| victim = Some(way));
+            let way = victim?;
+            let page = self.ways[way as usize].page;
+            self.forget(way);
+            (way, Some(page))
+        } else {
+            (self.free.remove(0), None)
+        };
+        // The last way takes the place of the one that goes. The free way with the highest index went, so the last one is occupied.
+        let slot = self.ways.swap_remove(way as usize).slot;
+        let last = self.ways.len() as u32;
+        if way != last {
+            self.way_of[self.ways[way as usize].page as usize] = way;
+            self.order.rename(last, way);
+        }
+        self.order.shrink();
+        Some(Released { slot, evicted })
+    }
+
     /// Begins the next logical page. It takes a free way, else that of the page with the smallest (stamp, logical page) that
     /// `pins` do not hold, and that is not `keep`: the page that was open when the step began, which undoing the step needs.
     ///
@@ -268,7 +302,7 @@ impl<R: Replacement> HeadTable<R> {
             self.cold.push(0);
         }
         self.place(way, page, step);
-        self.order.admit(way);
+        self.order.admit(way, page);
         Ok(Opened { page, slot: self.ways[way as usize].slot, evicted })
     }
 
@@ -369,7 +403,7 @@ impl<R: Replacement> HeadTable<R> {
                     let way = way as usize;
                     self.ways[way] = Way { page, slot: self.ways[way].slot, stamp: step };
                     self.way_of[page as usize] = way as u32;
-                    self.order.admit(way as u32);
+                    self.order.admit(way as u32, page);
                     self.cold_residents |= *word & bit != 0;
                     *place = Place::Fetch(self.ways[way].slot);
                 }

@@ -14,7 +14,7 @@ use crate::geometry::Geometry;
 use crate::reservoir::Reservoir;
 use crate::selection::{PageLists, Selection};
 use crate::stats::PhaseCounts;
-use crate::table::{Phase, Pins};
+use crate::table::{Phase, Pins, Place, Tally};
 
 /// A device that is not set up yet: what [`CacheBuilder::build`](crate::CacheBuilder::build) takes.
 pub trait Device {
@@ -109,6 +109,18 @@ pub struct StepCounts {
     pub stall: Duration,
 }
 
+/// What one head demanded, and what its table said to that.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct HeadDemand<'a> {
+    /// Logical pages, ascending.
+    pub pages: &'a [u32],
+    /// Where each of them was.
+    pub places: &'a [Place],
+    /// The sums.
+    pub tally: Tally,
+}
+
 /// A device that is set up.
 ///
 /// # What the cache guarantees
@@ -170,6 +182,13 @@ pub trait Backend {
         pages: Option<PageLists<'_>>,
         out: Self::TensorMut<'_>,
     ) -> Result<(), Error>;
+
+    /// What a head demanded in the layer that was attended last, until the next call that changes anything. `lane` is batch
+    /// entry × kv_heads + KV head. `None` where the backend keeps its demands where the host does not see them.
+    fn demand(&self, lane: usize) -> Option<HeadDemand<'_>> {
+        let _ = lane;
+        None
+    }
 
     /// Commits the step and adds what it counted to `counts`.
     ///

@@ -38,7 +38,7 @@ impl Replacement for Lru {
         Lru { links: vec![Link { older: END, newer: END }] }
     }
 
-    fn reserve(&mut self, ways: usize) {
+    fn reserve(&mut self, _pages: usize, ways: usize) {
         self.links.reserve_exact((ways + 1).saturating_sub(self.links.len()));
     }
 
@@ -52,7 +52,7 @@ impl Replacement for Lru {
         self.links.pop();
     }
 
-    fn admit(&mut self, way: u32) {
+    fn admit(&mut self, way: u32, _page: u32) {
         self.link_newest(way + 1);
     }
 
@@ -71,6 +71,13 @@ impl Replacement for Lru {
         }
         self.links[newest as usize].newer = END;
         self.links[END as usize].older = newest;
+    }
+
+    fn rename(&mut self, from: u32, to: u32) {
+        let Link { older, newer } = self.links[from as usize + 1];
+        self.links[to as usize + 1] = Link { older, newer };
+        self.links[older as usize].newer = to + 1;
+        self.links[newer as usize].older = to + 1;
     }
 
     fn remove(&mut self, way: u32) {

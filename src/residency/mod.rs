@@ -1,13 +1,33 @@
 //! Which page a head gives up when it needs a way: the seam for replacement policies.
 //!
-//! A policy orders the ways of one head. It knows neither pages nor memory: [`HeadTable`](crate::table::HeadTable) tells
-//! it what was used, and asks it whom to evict.
+//! A policy orders the ways of one head. It knows pages only as names, and no memory: [`HeadTable`](crate::table::HeadTable)
+//! tells it what was used, and asks it whom to evict. Whatever it decides, an evicted page is still reserved.
+//!
+//! | policy | who goes | state beside the order |
+//! |---|---|---|
+//! | [`Lru`] | the page used longest ago: the published rule, and the default | none |
+//! | [`Frequency`] | the page with the smallest sum of uses, each halved every 16 steps | 4 bytes per logical page |
+//! | [`S3Fifo`] | pages that were used only once go first, in a small queue of their own | names of as many evicted pages as there are ways |
+//! | [`Sieve`] | a hand walks from old to new and spares what was used since it last came by | none |
+//! | [`Arc`] | recency or frequency, whichever has of late been missed less | names of as many evicted pages as there are ways, twice |
 
 #![forbid(unsafe_code)]
 
+mod arc;
+mod balance;
+mod chains;
+mod frequency;
+mod ghosts;
 mod lru;
+mod s3fifo;
+mod sieve;
 
+pub use arc::Arc;
+pub use balance::{BalanceSettings, Balancer, Load, Move};
+pub use frequency::Frequency;
 pub use lru::Lru;
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
 
 /// An eviction order over the ways of one head. Ways are small dense indices.
 ///
@@ -23,13 +43,13 @@ pub use lru::Lru;
 /// * It decides from these calls alone, so that every backend makes the same decisions.
 /// * `evict` never names a way twice, nor one that is not eligible, and names fewer than `wanted` only when no other way is
 ///   eligible.
-/// * No call but `reserve` and `grow` allocates, and `grow` does not where room has been made.
+/// * No call but `reserve`, `grow` and the `admit` of a new logical page allocates, and these do not where room has been made.
 pub trait Replacement {
     /// The policy of a head that owns no ways yet.
     fn new() -> Self;
 
-    /// Makes room for this many ways in all.
-    fn reserve(&mut self, ways: usize);
+    /// Makes room for this many logical pages and ways in all.
+    fn reserve(&mut self, pages: usize, ways: usize);
 
     /// One more way, unoccupied.
     fn grow(&mut self);
@@ -37,11 +57,15 @@ pub trait Replacement {
     /// One way fewer.
     fn shrink(&mut self);
 
-    /// The way got a page that is used in this step.
-    fn admit(&mut self, way: u32);
+    /// The way got this page, which is used in this step. A [`touch`](Self::touch) that names it follows in the same step, unless the
+    /// step asks for nothing.
+    fn admit(&mut self, way: u32, page: u32);
 
     /// The ways' pages are used in this step, in this order.
     fn touch(&mut self, ways: impl Iterator<Item = u32>);
+
+    /// The occupied way `from` is called `to` from now on, which was unoccupied. Its place in the order does not change.
+    fn rename(&mut self, from: u32, to: u32);
 
     /// The way's page is gone without having been evicted.
     fn remove(&mut self, way: u32);

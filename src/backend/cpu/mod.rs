@@ -29,7 +29,7 @@ use kernels::{Kernels, PageShape};
 use tables::Tables;
 use threads::Threads;
 
-use crate::backend::{Backend, Device, Setup, StepCounts, StepPlan};
+use crate::backend::{Backend, Device, HeadDemand, Setup, StepCounts, StepPlan};
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::selection::{PageLists, Selection};
@@ -262,6 +262,10 @@ impl Backend for CpuBackend {
     ) -> Result<(), Error> {
         let _span = tracing::trace_span!("attend", layer).entered();
         self.attend_layer(plan, layer, q, pages, out)
+    }
+
+    fn demand(&self, lane: usize) -> Option<HeadDemand<'_>> {
+        self.scratch.demand(lane)
     }
 
     fn finish(&mut self, _plan: &StepPlan, counts: &mut StepCounts) -> Result<(), Error> {

@@ -20,7 +20,7 @@ use super::kernels::{MAX_ROWS, PageView, State, Tile};
 use super::tensor::SharedOut;
 use super::threads::Shares;
 use super::{CpuBackend, CpuTensor, CpuTensorMut, Parts};
-use crate::backend::StepPlan;
+use crate::backend::{HeadDemand, StepPlan};
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::selection::PageLists;
@@ -228,6 +228,14 @@ impl CpuBackend {
                 }
             }
         }
+    }
+}
+
+impl Scratch {
+    /// What the head of a lane demanded in the layer attended last.
+    pub(super) fn demand(&self, lane: usize) -> Option<HeadDemand<'_>> {
+        let lane = self.lanes[..self.live].get(lane)?;
+        Some(HeadDemand { pages: &lane.pages, places: &lane.places, tally: lane.tally })
     }
 }
 

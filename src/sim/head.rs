@@ -1,0 +1,68 @@
+//! One head of a replay, taken through its steps as the live cache takes it.
+
+use super::SimError;
+use super::outcome::HeadOutcome;
+use crate::residency::Replacement;
+use crate::table::{HeadTable, Phase, Place, Tally};
+use crate::trace::{Mark, Shape, Stream};
+
+#[derive(Debug)]
+pub(super) struct Head<R> {
+    pub table: HeadTable<R>,
+    pub places: Vec<Place>,
+    pub outcome: HeadOutcome,
+    next_slot: u32,
+}
+
+impl<R: Replacement> Head<R> {
+    pub(super) fn new() -> Self {
+        Head { table: HeadTable::new(), places: Vec::new(), outcome: HeadOutcome::default(), next_slot: 0 }
+    }
+
+    pub(super) fn grant(&mut self) {
+        self.table.grant(self.next_slot);
+        self.next_slot += 1;
+    }
+
+    /// What admission and `append` do: ways that are due, then the pages that the step's tokens begin.
+    pub(super) fn open(&mut self, shape: &Shape, mark: &Mark, budget: usize) -> Result<(), SimError> {
+        let (before, after) = (shape.pages(mark.start), shape.pages(mark.end()));
+        while self.table.ways() < after.min(budget) {
+            self.grant();
+        }
+        let keep = (before as u32).checked_sub(1).filter(|_| !mark.start.is_multiple_of(shape.page_tokens));
+        for _ in before..after {
+            let opened = self.table.open(mark.step, mark.phase, shape.pins, keep)?;
+            self.outcome.counts.of_mut(mark.phase).evictions += u64::from(opened.evicted.is_some());
+        }
+        Ok(())
+    }
+
+    /// What `attend` does. A head that was not attended has an empty demand, which changes nothing.
+    pub(super) fn demand(&mut self, mark: &Mark, pages: &[u32], masses: Option<&[f32]>) -> Result<Tally, SimError> {
+        let mut tally = Tally::default();
+        if !pages.is_empty() {
+            tally = self.table.demand(mark.step, mark.phase, pages, &mut self.places)?;
+            self.outcome.count(mark.phase, pages.len(), tally);
+            if let Some(masses) = masses.filter(|_| mark.phase == Phase::Decode) {
+                for (&mass, place) in masses.iter().zip(&self.places) {
+                    self.outcome.mass += f64::from(mass);
+                    if !matches!(place, Place::Hit(_)) {
+                        self.outcome.missed_mass += f64::from(mass);
+                    }
+                }
+            }
+        }
+        if mark.phase == Phase::Decode {
+            self.outcome.end_step(self.table.resident());
+        }
+        Ok(tally)
+    }
+
+    /// Room for the whole run.
+    pub(super) fn reserve(&mut self, shape: &Shape, marks: &[Mark], stream: &Stream, budget: usize) {
+        let pages = marks.last().map_or(0, |mark| shape.pages(mark.end()));
+        self.table.reserve(pages, pages.min(budget));
+        self.places.reserve(stream.demands().map(<[u32]>::len).max().unwrap_or(0));
+    }
+}

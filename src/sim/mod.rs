@@ -1,0 +1,175 @@
+//! Recorded runs under other policies and budgets.
+//!
+//! Every policy that keeps pages by the rule is replayed through the very [`HeadTable`](crate::table::HeadTable) that serves.
+//!
+//! | policy | resident pages | a page that is not resident |
+//! |---|---|---|
+//! | [`Policy::Reactive`] | the rule, with any [`Rule`] for who goes | is fetched and kept |
+//! | [`Policy::Moving`] | the same, and ways move between heads at an equal sum | is fetched and kept |
+//! | [`Policy::Full`] | all | does not occur |
+//! | [`Policy::Evict`] | LRU | is lost: it misses for ever |
+//! | [`Policy::Frozen`] | unstable heads all, the others the most demanded, refreshed every 16 steps | is fetched and not kept |
+//! | [`Policy::Belady`], [`Policy::PooledBelady`] | whatever will be demanded soonest | is fetched |
+//!
+//! # Accounting
+//! [`Accounting::Strict`] is what the live cache counts: a hard budget at every moment, the last page always resident, and the first
+//! decode demand of a page that prefill left in the reservoir a compulsory miss. [`Accounting::Paper`] is that of WakeKV's published
+//! simulator (arXiv 2610.02713), so that its numbers can be set beside: prefill does not count, a head's first demand for a page is free, and
+//! a head may hold more pages than its budget until the step ends.
+//!
+//! ```
+//! use wakekv::sim::{Accounting, Policy, Rule, run};
+//! use wakekv::table::{Phase, Pins};
+//! use wakekv::trace::{Mark, Shape, Trace};
+//! let shape = Shape { layers: 1, heads_per_layer: 1, page_tokens: 16, pins: Pins::default(), budget: None };
+//! let mut trace = Trace::new(shape);
+//! trace.push(Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 60 }, &[[0, 1, 2, 3]])?;
+//! for (step, pages) in [(2, [0, 3]), (3, [1, 3]), (4, [0, 3])] {
+//!     trace.push(Mark { step, phase: Phase::Decode, start: 58 + step as usize, tokens: 1 }, &[pages])?;
+//! }
+//! let outcome = run(&trace, Policy::Reactive(Rule::Lru), 2, Accounting::Strict)?;
+//! let counts = outcome.counts();
+//! assert_eq!((counts.hits, counts.compulsory, counts.capacity), (3, 2, 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod belady;
+mod evict;
+mod frozen;
+mod head;
+pub mod metrics;
+mod moving;
+mod outcome;
+mod paper;
+mod rule;
+
+pub use frozen::Split;
+pub use outcome::{HeadOutcome, Outcome, Point, at_memory};
+
+use crate::residency::{Arc, BalanceSettings, Frequency, Lru, S3Fifo, Sieve};
+use crate::table::TableError;
+use crate::trace::Trace;
+
+/// Who goes when a page needs a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Rule {
+    /// [`Lru`], the published rule.
+    Lru,
+    /// [`Frequency`].
+    Frequency,
+    /// [`S3Fifo`].
+    S3Fifo,
+    /// [`Sieve`].
+    Sieve,
+    /// [`Arc`].
+    Arc,
+}
+
+impl Rule {
+    /// All of them, the published one first.
+    pub const ALL: [Rule; 5] = [Rule::Lru, Rule::Frequency, Rule::S3Fifo, Rule::Sieve, Rule::Arc];
+}
+
+/// How pages become resident and stop being so.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Policy<'a> {
+    /// The rule: fetched on demand, kept until somebody else needs the way, never lost.
+    Reactive(Rule),
+    /// The rule, and every so often ways move from heads that have cooled to heads that miss.
+    Moving(Rule, BalanceSettings),
+    /// Every page of every head.
+    Full,
+    /// The rule with LRU, but a page that gives up its way is destroyed. Under [`Accounting::Strict`] what prefill leaves behind
+    /// outlives it until its first demand, so that the policy is charged the same compulsory misses as the rule.
+    Evict,
+    /// FlexiCache's split (arXiv 2511.00868) as WakeKV compares with it.
+    Frozen(&'a Split),
+    /// The least misses that any policy with this budget per head can have.
+    Belady,
+    /// The least misses that any policy can have whose heads share one pool of as many ways.
+    PooledBelady,
+}
+
+/// What counts, and what is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accounting {
+    /// As the live cache counts.
+    Strict,
+    /// As WakeKV's simulator counts.
+    Paper,
+}
+
+/// Why a trace could not be replayed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The budget is smaller than what has to stay.
+    #[error("a budget of {budget} pages per head, but {least} must be able to stay")]
+    Budget {
+        /// Ways per head.
+        budget: usize,
+        /// The least that will do.
+        least: usize,
+    },
+    /// A split of another model.
+    #[error("the split is of {split} heads, the trace has {heads}")]
+    Split {
+        /// Heads of the split.
+        split: usize,
+        /// Heads of the trace.
+        heads: usize,
+    },
+    /// A policy that is not defined under the paper's accounting.
+    #[error("{policy} is not defined under the paper's accounting")]
+    Undefined {
+        /// The policy.
+        policy: &'static str,
+    },
+    /// The table refused.
+    #[error(transparent)]
+    Table(#[from] TableError),
+}
+
+/// Replays a trace: `budget` ways per head.
+///
+/// # Errors
+/// [`SimError`]; a trace from a [`Recorder`](crate::trace::Recorder) is refused only for its budget or its split.
+pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Accounting) -> Result<Outcome, SimError> {
+    let least = match accounting {
+        Accounting::Strict => trace.shape().pins.ways(),
+        Accounting::Paper => 1,
+    };
+    if budget < least {
+        return Err(SimError::Budget { budget, least });
+    }
+    match (policy, accounting) {
+        (Policy::Belady, _) => Ok(belady::per_head(trace, budget, accounting)),
+        (Policy::PooledBelady, _) => Ok(belady::pooled(trace, budget, accounting)),
+        (Policy::Frozen(split), _) => frozen::run(trace, split, budget, accounting),
+        (Policy::Full, Accounting::Strict) => rule::run::<Lru>(trace, usize::MAX),
+        (Policy::Full, Accounting::Paper) => paper::run::<Lru>(trace, usize::MAX, false),
+        (Policy::Evict, Accounting::Strict) => evict::run(trace, budget),
+        (Policy::Evict, Accounting::Paper) => paper::run::<Lru>(trace, budget, true),
+        (Policy::Reactive(rule), Accounting::Strict) => match rule {
+            Rule::Lru => rule::run::<Lru>(trace, budget),
+            Rule::Frequency => rule::run::<Frequency>(trace, budget),
+            Rule::S3Fifo => rule::run::<S3Fifo>(trace, budget),
+            Rule::Sieve => rule::run::<Sieve>(trace, budget),
+            Rule::Arc => rule::run::<Arc>(trace, budget),
+        },
+        (Policy::Reactive(Rule::Lru), Accounting::Paper) => paper::run::<Lru>(trace, budget, false),
+        (Policy::Reactive(_), Accounting::Paper) => Err(SimError::Undefined { policy: "a rule other than LRU" }),
+        (Policy::Moving(rule, settings), Accounting::Strict) => match rule {
+            Rule::Lru => moving::run::<Lru>(trace, budget, settings),
+            Rule::Frequency => moving::run::<Frequency>(trace, budget, settings),
+            Rule::S3Fifo => moving::run::<S3Fifo>(trace, budget, settings),
+            Rule::Sieve => moving::run::<Sieve>(trace, budget, settings),
+            Rule::Arc => moving::run::<Arc>(trace, budget, settings),
+        },
+        (Policy::Moving(..), Accounting::Paper) => Err(SimError::Undefined { policy: "moving ways" }),
+    }
+}

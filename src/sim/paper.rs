@@ -1,0 +1,75 @@
+//! WakeKV's published accounting, through the same table.
+
+use super::head::Head;
+use super::{HeadOutcome, Outcome, SimError};
+use crate::residency::Replacement;
+use crate::table::{Phase, Pins, Place, Tally};
+use crate::trace::{Stream, Trace};
+
+/// A head begins decode with nothing on the device and nothing in the reservoir. The first demand for a page puts it on the device
+/// and is free. Within a step nothing has to go; after it the oldest pages do, until `budget` are left. If `destroy`, they miss for ever.
+pub(super) fn run<R: Replacement>(trace: &Trace, budget: usize, destroy: bool) -> Result<Outcome, SimError> {
+    let heads = trace.heads().iter().map(|stream| run_head::<R>(trace, stream, budget, destroy));
+    Ok(Outcome { heads: heads.collect::<Result<_, _>>()? })
+}
+
+fn run_head<R: Replacement>(
+    trace: &Trace,
+    stream: &Stream,
+    budget: usize,
+    destroy: bool,
+) -> Result<HeadOutcome, SimError> {
+    let mut head = Head::<R>::new();
+    let (mut seen, mut alive) = (Vec::new(), Vec::new());
+    let mut oldest: Vec<(u64, u32)> = Vec::new();
+    for (step, mark) in trace.marks().iter().enumerate().filter(|(_, mark)| mark.phase == Phase::Decode) {
+        let demand = stream.demand(step);
+        seen.resize(trace.shape().pages(mark.end()), false);
+        // Nobody holds a page before it is demanded, and no demand may find the ways taken.
+        while head.table.ways() <= head.table.resident() + demand.len() {
+            head.grant();
+        }
+        for page in head.table.pages()..seen.len() {
+            head.table.open(mark.step, Phase::Decode, Pins::default(), None)?;
+            head.table.drop_page(page as u32);
+        }
+        let known = |page: u32| seen.get(page as usize).copied().unwrap_or(false);
+        let masses = stream.masses(step).unwrap_or(&[]);
+        alive.clear();
+        let mut tally = Tally::default();
+        for (index, &page) in demand.iter().enumerate() {
+            let mass = f64::from(masses.get(index).copied().unwrap_or(0.0));
+            head.outcome.mass += mass;
+            if known(page) && head.table.slot_of(page).is_none() {
+                tally.capacity += 1;
+                head.outcome.missed_mass += mass;
+                if destroy {
+                    continue;
+                }
+            } else {
+                tally.hits += 1;
+            }
+            alive.push(page);
+        }
+        if !alive.is_empty() {
+            head.table.demand(mark.step, Phase::Decode, &alive, &mut head.places)?;
+            debug_assert!(!head.places.contains(&Place::Overflow));
+        }
+        for &page in demand {
+            if let Some(seen) = seen.get_mut(page as usize) {
+                *seen = true;
+            }
+        }
+        let excess = head.table.resident().saturating_sub(budget);
+        if excess > 0 {
+            oldest.clear();
+            oldest.extend(head.table.residents().map(|(page, _, stamp)| (stamp, page)));
+            oldest.sort_unstable();
+            oldest.iter().take(excess).for_each(|&(_, page)| head.table.drop_page(page));
+            tally.evictions = excess as u32;
+        }
+        head.outcome.count(Phase::Decode, demand.len(), tally);
+        head.outcome.end_step(head.table.resident());
+    }
+    Ok(head.outcome)
+}

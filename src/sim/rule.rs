@@ -1,0 +1,20 @@
+//! The rule, head by head.
+
+use super::head::Head;
+use super::{Outcome, SimError};
+use crate::residency::Replacement;
+use crate::trace::Trace;
+
+pub(super) fn run<R: Replacement>(trace: &Trace, budget: usize) -> Result<Outcome, SimError> {
+    let mut outcome = Outcome::default();
+    for stream in trace.heads() {
+        let mut head = Head::<R>::new();
+        head.reserve(trace.shape(), trace.marks(), stream, budget);
+        for (step, mark) in trace.marks().iter().enumerate() {
+            head.open(trace.shape(), mark, budget)?;
+            head.demand(mark, stream.demand(step), stream.masses(step))?;
+        }
+        outcome.heads.push(head.outcome);
+    }
+    Ok(outcome)
+}

@@ -1,0 +1,75 @@
+//! The demands of one head.
+
+use crate::table::Tally;
+
+/// What one head demanded, step by step: lists of pages, one after the other, and where each ends.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stream {
+    ends: Vec<usize>,
+    pages: Vec<u32>,
+    /// As long as `pages`, or empty.
+    masses: Vec<f32>,
+    /// As long as `ends`, or empty.
+    tallies: Vec<Tally>,
+}
+
+impl Stream {
+    pub(super) const fn new() -> Self {
+        Stream { ends: Vec::new(), pages: Vec::new(), masses: Vec::new(), tallies: Vec::new() }
+    }
+
+    /// Steps.
+    pub fn steps(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Demanded pages over all steps.
+    pub fn demanded(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// The pages demanded in a step, given its index from 0, ascending. Empty when the head was not attended or there is no such step.
+    pub fn demand(&self, step: usize) -> &[u32] {
+        self.range(step).and_then(|range| self.pages.get(range)).unwrap_or(&[])
+    }
+
+    /// The attention mass of each demanded page, where it is known.
+    pub fn masses(&self, step: usize) -> Option<&[f32]> {
+        if self.masses.len() != self.pages.len() {
+            return None;
+        }
+        self.range(step).and_then(|range| self.masses.get(range))
+    }
+
+    /// What the cache that was recorded counted.
+    pub fn tally(&self, step: usize) -> Option<Tally> {
+        self.tallies.get(step).copied()
+    }
+
+    /// The demands in their order.
+    pub fn demands(&self) -> impl Iterator<Item = &[u32]> {
+        (0..self.ends.len()).map(|step| self.demand(step))
+    }
+
+    fn range(&self, step: usize) -> Option<std::ops::Range<usize>> {
+        let end = *self.ends.get(step)?;
+        let start = step.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(0);
+        Some(start..end)
+    }
+
+    pub(super) fn extend(&mut self, pages: &[u32], masses: &[f32]) {
+        self.pages.extend_from_slice(pages);
+        self.masses.extend_from_slice(masses);
+    }
+
+    pub(super) fn end_step(&mut self, tally: Option<Tally>) {
+        self.ends.push(self.pages.len());
+        self.tallies.extend(tally);
+    }
+
+    /// Forgets pages of a step that has not ended.
+    pub(super) fn forget_open(&mut self) {
+        self.pages.truncate(self.ends.last().copied().unwrap_or(0));
+        self.masses.truncate(self.pages.len());
+    }
+}

@@ -1,0 +1,161 @@
+//! Miss counts that were computed on paper.
+
+use crate::streams::short;
+use wakekv::residency::BalanceSettings;
+use wakekv::sim::{Accounting, Outcome, Point, Policy, Rule, SimError, Split, at_memory, run};
+use wakekv::table::{Phase, Pins};
+use wakekv::trace::{Mark, Shape, Trace, TraceError};
+
+/// (hits, compulsory, capacity) of decode.
+fn counts(outcome: &Outcome) -> (u64, u64, u64) {
+    let counts = outcome.counts();
+    assert_eq!(counts.demanded, counts.hits + counts.compulsory + counts.capacity);
+    (counts.hits, counts.compulsory, counts.capacity)
+}
+
+/// One head whose prompt has pages 0 to 3.
+fn stream() -> Trace {
+    short(4, &[vec![vec![0, 3]], vec![vec![2, 3]], vec![vec![0, 3]], vec![vec![0, 3]]])
+}
+
+fn replay(policy: Policy<'_>, accounting: Accounting) -> Outcome {
+    run(&stream(), policy, 2, accounting).unwrap()
+}
+
+#[test]
+fn the_rule_fetches_keeps_and_evicts_the_oldest() {
+    // Prefill leaves 2 and 3. Page 0 for 2: compulsory. 2 for 0, 0 for 2: capacity. Then nothing moves.
+    let outcome = replay(Policy::Reactive(Rule::Lru), Accounting::Strict);
+    assert_eq!(counts(&outcome), (5, 1, 2));
+    assert_eq!(outcome.counts().evictions, 3);
+    assert_eq!((outcome.resident_mean(), outcome.resident_peak()), (2.0, 2));
+    assert_eq!(outcome.miss_rate(), 3.0 / 8.0);
+}
+
+#[test]
+fn a_cache_of_everything_misses_nothing() {
+    let outcome = replay(Policy::Full, Accounting::Strict);
+    assert_eq!((counts(&outcome), outcome.resident_peak()), ((8, 0, 0), 4));
+}
+
+#[test]
+fn destroyed_pages_miss_for_ever() {
+    // Page 0 comes for 2, which is lost; 0 is never asked to go again.
+    assert_eq!(counts(&replay(Policy::Evict, Accounting::Strict)), (6, 1, 1));
+    let again = short(4, &[vec![vec![0, 3]], vec![vec![2, 3]], vec![vec![2, 3]], vec![vec![1, 3]], vec![vec![0, 3]]]);
+    // 2 misses twice; 1 is still there for its first demand and costs page 0 its place.
+    assert_eq!(counts(&run(&again, Policy::Evict, 2, Accounting::Strict).unwrap()), (5, 2, 3));
+}
+
+#[test]
+fn stable_heads_hold_a_frozen_set_and_the_last_page() {
+    let stable = Split::new(vec![false]);
+    // Frozen on {0}, by the first demand; with the last page, 2 alone misses.
+    assert_eq!(counts(&replay(Policy::Frozen(&stable), Accounting::Strict)), (7, 1, 0));
+    let unstable = Split::new(vec![true]);
+    assert_eq!(counts(&replay(Policy::Frozen(&unstable), Accounting::Strict)), (8, 0, 0));
+    let wrong = run(&stream(), Policy::Frozen(&Split::new(vec![])), 2, Accounting::Strict);
+    assert_eq!(wrong, Err(SimError::Split { split: 0, heads: 1 }));
+}
+
+#[test]
+fn frozen_sets_are_refreshed_every_16_steps() {
+    let mut trace = Trace::new(Shape { page_tokens: 128, ..*stream().shape() });
+    trace.push(Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 300 }, &[[0, 1, 2]]).unwrap();
+    for step in 0..20 {
+        let page = if step < 4 { 0 } else { 1 };
+        let mark = Mark { step: 2 + step, phase: Phase::Decode, start: 300 + step as usize, tokens: 1 };
+        trace.push(mark, &[[page, 2]]).unwrap();
+    }
+    let stable = Split::new(vec![false]);
+    let outcome = run(&trace, Policy::Frozen(&stable), 2, Accounting::Strict).unwrap();
+    // Steps 4 to 15 miss page 1, the first of them for the first time. At step 16 it is the most demanded.
+    assert_eq!(counts(&outcome), (28, 1, 11));
+    assert_eq!(outcome.heads[0].refreshed, 1);
+}
+
+#[test]
+fn the_optimum_knows_what_comes() {
+    // It leaves prefill with 0 and 3, and never keeps 2.
+    assert_eq!(counts(&replay(Policy::Belady, Accounting::Strict)), (7, 1, 0));
+    assert_eq!(counts(&replay(Policy::Belady, Accounting::Paper)), (8, 0, 0));
+}
+
+#[test]
+fn a_pool_lends_what_one_head_does_not_need() {
+    let step = || vec![vec![3], vec![0, 1, 3]];
+    let trace = short(4, &[step(), step(), step()]);
+    assert_eq!(run(&trace, Policy::Belady, 2, Accounting::Strict).unwrap().counts().misses(), 3);
+    assert_eq!(run(&trace, Policy::PooledBelady, 2, Accounting::Strict).unwrap().counts().misses(), 0);
+}
+
+#[test]
+fn the_papers_first_touch_is_free_and_its_budget_holds_between_steps() {
+    // Three pages in the second step, of which 0 goes after it; it misses once, and under evict twice.
+    let reactive = replay(Policy::Reactive(Rule::Lru), Accounting::Paper);
+    assert_eq!(counts(&reactive), (7, 0, 1));
+    assert_eq!(counts(&replay(Policy::Evict, Accounting::Paper)), (6, 0, 2));
+    assert_eq!(counts(&replay(Policy::Full, Accounting::Paper)), (8, 0, 0));
+    // Without the last page: 3 is not in the set of the most demanded two of {0, 3}? It is; 2 is not.
+    let stable = Split::new(vec![false]);
+    assert_eq!(counts(&replay(Policy::Frozen(&stable), Accounting::Paper)), (7, 0, 1));
+}
+
+#[test]
+fn ways_move_from_a_head_that_has_cooled_to_one_that_misses() {
+    let step = || vec![vec![3], vec![0, 1, 2, 3]];
+    let trace = short(4, &vec![step(); 6]);
+    let settings = BalanceSettings { every: 2, floor: 1, ..BalanceSettings::default() };
+    let moving = run(&trace, Policy::Moving(Rule::Lru, settings), 3, Accounting::Strict).unwrap();
+    // Page 0 misses in the first two steps, gets a way after the second, and misses a last time.
+    assert_eq!(counts(&moving), (6 + 24 - 3, 1, 2));
+    assert_eq!(moving.resident_peak(), 3 + 4);
+    assert_eq!(run(&trace, Policy::Reactive(Rule::Lru), 3, Accounting::Strict).unwrap().counts().misses(), 6);
+}
+
+#[test]
+fn mass_is_lost_by_weight() {
+    let mut trace = Trace::new(*stream().shape());
+    trace.push(Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 56 }, &[[0, 1, 2, 3]]).unwrap();
+    let mark = |step: u64| Mark { step, phase: Phase::Decode, start: 54 + step as usize, tokens: 1 };
+    trace.push_weighted(mark(2), &[[0, 3]], &[[0.25, 0.5]]).unwrap();
+    assert_eq!(run(&trace, Policy::Full, 2, Accounting::Strict).unwrap().missed_mass(), 0.0, "prefill has no masses");
+    let mut weighted = Trace::new(*stream().shape());
+    weighted
+        .push_weighted(Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 56 }, &[[0, 1, 2, 3]], &[[0.0; 4]])
+        .unwrap();
+    weighted.push_weighted(mark(2), &[[0, 3]], &[[0.25, 0.5]]).unwrap();
+    weighted.push_weighted(mark(3), &[[0, 3]], &[[0.125, 0.125]]).unwrap();
+    for policy in [Policy::Reactive(Rule::Lru), Policy::Evict] {
+        let outcome = run(&weighted, policy, 2, Accounting::Strict).unwrap();
+        assert_eq!((outcome.missed_mass(), outcome.lost_mass()), (0.25, 0.125));
+    }
+    assert_eq!(run(&weighted, Policy::Belady, 2, Accounting::Strict).unwrap().missed_mass(), 0.0);
+}
+
+#[test]
+fn budgets_and_demands_that_make_no_sense_are_refused() {
+    let refused = run(&stream(), Policy::Reactive(Rule::Lru), 1, Accounting::Strict);
+    assert_eq!(refused, Err(SimError::Budget { budget: 1, least: Pins::default().ways() }));
+    assert!(run(&stream(), Policy::Reactive(Rule::Sieve), 2, Accounting::Paper).is_err());
+    let mut trace = stream();
+    let before = trace.clone();
+    let mark = Mark { step: 9, phase: Phase::Decode, start: 60, tokens: 1 };
+    for wrong in [vec![1, 1], vec![2, 1], vec![4]] {
+        assert!(matches!(trace.push(mark, &[wrong]), Err(TraceError::Demand { head: 0, pages: 4, .. })));
+    }
+    assert!(matches!(trace.push(mark, &[[0], [0]]), Err(TraceError::Heads { got: 2, heads: 1 })));
+    assert!(matches!(trace.push(Mark { start: 61, ..mark }, &[[0]]), Err(TraceError::Gap { expected: 60, .. })));
+    assert!(matches!(trace.push(Mark { step: 5, ..mark }, &[[0]]), Err(TraceError::Gap { last_step: 5, .. })));
+    assert!(trace.push_weighted(mark, &[[0]], &[vec![]]).is_err());
+    assert_eq!(trace, before);
+}
+
+#[test]
+fn curves_are_read_between_their_points_only() {
+    let curve = [(8.0, 0.4), (16.0, 0.2), (32.0, 0.0)].map(|(memory, miss_rate)| Point { memory, miss_rate });
+    assert_eq!(at_memory(&curve, 16.0), Some(0.2));
+    assert!((at_memory(&curve, 10.0).unwrap() - 0.35).abs() < 1e-12);
+    assert!((at_memory(&curve, 24.0).unwrap() - 0.1).abs() < 1e-12);
+    assert_eq!((at_memory(&curve, 7.9), at_memory(&curve, 33.0), at_memory(&[], 1.0)), (None, None, None));
+}

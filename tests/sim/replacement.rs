@@ -1,0 +1,183 @@
+//! Whom each replacement policy sends away.
+
+use crate::common::Rng;
+use wakekv::residency::{Arc, Frequency, Lru, Replacement, S3Fifo, Sieve};
+use wakekv::table::{HeadTable, Phase, Pins, Place};
+
+struct Head<R> {
+    table: HeadTable<R>,
+    step: u64,
+}
+
+impl<R: Replacement> Head<R> {
+    /// Pages 0, 1 and 2 in three ways, each used once.
+    fn new() -> Self {
+        let mut head = Head { table: HeadTable::new(), step: 0 };
+        (0..3).for_each(|slot| head.table.grant(slot));
+        (0..3).for_each(|_| head.open());
+        head
+    }
+
+    /// The next page opens and is used.
+    fn open(&mut self) {
+        self.table.open(self.step + 1, Phase::Decode, Pins::default(), None).unwrap();
+        self.ask(&[self.table.pages() as u32 - 1]);
+    }
+
+    fn ask(&mut self, pages: &[u32]) {
+        self.step += 1;
+        self.table.demand(self.step, Phase::Decode, pages, &mut Vec::new()).unwrap();
+        self.table.check().unwrap();
+    }
+
+    fn resident(&self) -> Vec<u32> {
+        let mut pages: Vec<u32> = self.table.residents().map(|(page, ..)| page).collect();
+        pages.sort_unstable();
+        pages
+    }
+}
+
+/// Everybody is used again, page 0 most often but least recently.
+fn frequent_but_old<R: Replacement>() -> Vec<u32> {
+    let mut head = Head::<R>::new();
+    [0, 0, 1, 2].into_iter().for_each(|page| head.ask(&[page]));
+    head.open();
+    head.resident()
+}
+
+#[test]
+fn recency_and_frequency_differ() {
+    assert_eq!(frequent_but_old::<Lru>(), [1, 2, 3]);
+    // Used at steps (1, 4, 5), (2, 6) and (3, 7): page 1 has the least left.
+    assert_eq!(frequent_but_old::<Frequency>(), [0, 2, 3]);
+}
+
+#[test]
+fn uses_fade() {
+    let mut head = Head::<Frequency>::new();
+    // Page 0 is used 4 times, then 33 steps go by, then page 1 twice and 2 once more often.
+    (0..4).for_each(|_| head.ask(&[0]));
+    (0..33).for_each(|_| head.ask(&[2]));
+    (0..2).for_each(|_| head.ask(&[1]));
+    head.open();
+    assert_eq!(head.resident(), [1, 2, 3]);
+}
+
+#[test]
+fn heat_survives_very_long_runs() {
+    let mut head = Head::<Frequency>::new();
+    for _ in 0..40_000 {
+        head.ask(&[0]);
+        head.ask(&[1]);
+    }
+    head.open();
+    assert_eq!(head.resident(), [0, 1, 3]);
+}
+
+#[test]
+fn sieve_spares_what_was_used_since_the_hand_came_by() {
+    let mut head = Head::<Sieve>::new();
+    head.ask(&[0]);
+    head.ask(&[2]);
+    // The hand spares 0 and takes 1; it stands at 2, spares it, and takes 3, which nobody has used again.
+    head.open();
+    assert_eq!(head.resident(), [0, 2, 3]);
+    head.ask(&[1]);
+    assert_eq!(head.resident(), [0, 1, 2]);
+}
+
+#[test]
+fn s3_fifo_lets_single_uses_go_first_and_knows_them_when_they_return() {
+    let mut head = Head::<S3Fifo>::new();
+    head.ask(&[0]);
+    // 0 moves on to the main queue, 1 goes; it returns to the main queue while 2 goes; 2 returns and 3 goes.
+    head.open();
+    assert_eq!(head.resident(), [0, 2, 3]);
+    head.ask(&[1]);
+    assert_eq!(head.resident(), [0, 1, 3]);
+    head.ask(&[2]);
+    assert_eq!(head.resident(), [0, 1, 2]);
+}
+
+#[test]
+fn arc_shortens_the_list_that_is_missed_less() {
+    let mut head = Head::<Arc>::new();
+    head.ask(&[0]);
+    // Once: 1, 2. Often: 0. First 1 goes, then 2 for 1, whose name moves the target to 1. So for 2 the often used 0 goes.
+    head.open();
+    assert_eq!(head.resident(), [0, 2, 3]);
+    head.ask(&[1]);
+    assert_eq!(head.resident(), [0, 1, 3]);
+    head.ask(&[2]);
+    assert_eq!(head.resident(), [1, 2, 3]);
+}
+
+/// Whatever the policy: ways are never wasted, demanded and pinned pages stay, and ways can come and go.
+fn keeps_the_table_whole<R: Replacement>(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let pins = Pins { sinks: rng.below(2) as u32, recent: rng.below(2) as u32 };
+    let mut table = HeadTable::<R>::new();
+    let mut places = Vec::new();
+    let mut slot = 0;
+    for step in 1..600 {
+        while table.ways() < pins.ways() || (table.ways() < 20 && rng.chance(20)) {
+            table.grant(slot);
+            slot += 1;
+        }
+        if table.pages() < 60 && rng.chance(40) || table.pages() == 0 {
+            table.open(step, Phase::Decode, pins, None).unwrap();
+        }
+        let last = table.pages() as u32 - 1;
+        let dense = rng.below(100);
+        let demand: Vec<u32> = (0..=last).filter(|&page| rng.chance(dense) || pins.contain(page, last)).collect();
+        let before: Vec<bool> = demand.iter().map(|&page| table.slot_of(page).is_some()).collect();
+        let tally = table.demand(step, Phase::Decode, &demand, &mut places).unwrap();
+        table.check().unwrap();
+        assert_eq!(tally.overflow as usize, demand.len().saturating_sub(table.ways()));
+        assert_eq!(tally.hits as usize, before.iter().filter(|hit| **hit).count());
+        for (&page, place) in demand.iter().zip(&places) {
+            assert_eq!(table.slot_of(page).is_none(), *place == Place::Overflow);
+        }
+        if table.ways() > pins.ways() && rng.chance(20) {
+            let (ways, resident) = (table.ways(), table.resident());
+            let released = table.release(pins).unwrap();
+            table.check().unwrap();
+            assert_eq!(table.ways(), ways - 1);
+            assert!(table.slots().all(|slot| slot != released.slot));
+            match released.evicted {
+                Some(page) => assert!(resident == ways && !pins.contain(page, last) && table.slot_of(page).is_none()),
+                None => assert!(resident < ways && table.resident() == resident),
+            }
+        }
+        if rng.chance(5) {
+            table.drop_page(rng.below(table.pages()) as u32);
+            table.check().unwrap();
+        }
+        if rng.chance(5) && table.ways() > pins.ways() {
+            table.revoke();
+            table.check().unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_policy_keeps_the_table_whole() {
+    for seed in 0..40 {
+        keeps_the_table_whole::<Lru>(seed);
+        keeps_the_table_whole::<Frequency>(seed);
+        keeps_the_table_whole::<S3Fifo>(seed);
+        keeps_the_table_whole::<Sieve>(seed);
+        keeps_the_table_whole::<Arc>(seed);
+    }
+}
+
+#[test]
+fn a_way_that_is_released_is_that_of_the_oldest_page() {
+    let mut head = Head::<Lru>::new();
+    head.ask(&[0]);
+    assert_eq!(head.table.release(Pins::default()).unwrap().evicted, Some(1));
+    assert_eq!((head.resident(), head.table.ways()), (vec![0, 2], 2));
+    // The order of the others is what it was: 2 is older than 0, but the last page stays.
+    assert_eq!(head.table.release(Pins::default()).unwrap().evicted, Some(0));
+    assert_eq!(head.table.release(Pins::default()), None);
+}
