@@ -78,6 +78,10 @@ fn build(here: &Path, kernels: &Path, out: &Path) -> Result<(), String> {
                 assert_eq!(text.matches(bug.right).count(), 1, "seeded bug {}: not one place to plant it", bug.name);
                 text = text.replace(bug.right, bug.wrong);
             }
+            // One head dim shows a bug as well as five, and builds faster.
+            for dim in [80, 96, 128, 256] {
+                text = text.replace(&format!("ATTEND_DIM(T, type, {dim})"), "");
+            }
             fs::write(folder.join(name), text).expect("the build folder is writable");
         }
         let object = kernel_object(&folder.join(bug.kernel), &folder);

@@ -1,4 +1,4 @@
-//! The structs of `kernels/page.cuh` and `kernels/residency.cu`, field for field. Addresses are device addresses.
+//! The structs of `kernels/page.cuh` and `kernels/residency.cu`, field for field, and of the other kernels. Addresses are device addresses.
 
 /// Bytes that may be copied to and from the device: every bit pattern is a value, and there is no padding.
 pub trait Plain: Copy + 'static {
@@ -14,7 +14,7 @@ macro_rules! layout {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
         $(#[$doc])*
         #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
         pub struct $name { $(pub $field: $ty),* }
         const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$ty>())*, "no padding");
         impl Plain for $name {
@@ -47,8 +47,33 @@ layout! {
     Fault { kind: u32, sequence: u32, head: u32, page: u32 }
     Pins { sinks: u32, recent: u32 }
     Tally { hits: u32, compulsory: u32, capacity: u32, overflow: u32, evictions: u32 }
+    Digests { bytes: u64, stride: u64, kind: u32, unused: u32 }
+    Selection { mode: u32, count: u32, sinks: u32, recent: u32 }
+    Attention {
+        q: u64,
+        pool: u64,
+        acc: u64,
+        state: u64,
+        copies_per_wave: u64,
+        fault: u64,
+        scale: f32,
+        dtype: u32,
+        splits: u32,
+        wave: u32,
+    }
     WayGrant { way: u64, head: u32, slot: u32, ways: u32, last: u32 }
 }
+
+pub const F32: u32 = 0;
+pub const F16: u32 = 1;
+pub const BF16: u32 = 2;
+
+pub const DIGEST_MIN_MAX: u32 = 1;
+pub const DIGEST_SKETCH: u32 = 2;
+
+pub const SELECT_ALL: u32 = 0;
+pub const SELECT_TOP: u32 = 1;
+pub const SELECT_LISTED: u32 = 2;
 
 pub const NONE: u32 = u32::MAX;
 pub const PENDING: u32 = 1 << 31;

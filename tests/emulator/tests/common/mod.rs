@@ -4,5 +4,6 @@
 
 pub mod gpu;
 pub mod layout;
+pub mod numbers;
 
 pub use gpu::{Buffer, Gpu, Pinned};

@@ -326,8 +326,8 @@ impl<'g> World<'g> {
             same(&format!("copies of wave {wave}"), &counts[wave], &(expected.len() as u32))?;
             let first = if wave == 1 { 0 } else { lanes * self.shape.budget as usize + (wave - 2) * lanes * ring };
             let mut listed = self.device.copies.read_range(first, expected.len());
-            listed.sort_unstable();
-            expected.sort_unstable();
+            listed.sort_by_key(|copy| copy.place);
+            expected.sort_by_key(|copy| copy.place);
             same(&format!("list of wave {wave}"), &listed, &expected)?;
         }
         Ok(())
