@@ -1,0 +1,118 @@
+//! Compiles the SIMT runtime, the driver and the library's kernels into one `libcuda.so`, and each seeded bug into a library of
+//! its own. Without a C++ compiler, or on a processor that fibers are not written for, there is no driver, and tests skip.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[path = "src/seeded.rs"]
+mod seeded;
+
+const RUNTIME_FLAGS: [&str; 5] = ["-std=c++17", "-O2", "-g1", "-fPIC", "-Wall"];
+/// Kernels are hidden so that a seeded kernel is not replaced by the right one of the same name when its library is loaded.
+/// Products fuse where the source says so, as on the device.
+const KERNEL_FLAGS: [&str; 11] = [
+    "-std=c++17",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-mavx2",
+    "-mfma",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+    "-DCUDA_HOST_SHIM",
+];
+
+fn main() {
+    let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
+    let kernels = here.join("../../kernels");
+    for watched in ["simt", "driver", "shim", "src/seeded.rs"].map(|path| here.join(path)).iter().chain([&kernels]) {
+        println!("cargo:rerun-if-changed={}", watched.display());
+    }
+    println!("cargo:rerun-if-env-changed=WAKEKV_REQUIRE_ALL");
+    let built = build(&here, &kernels, &out);
+    if let Err(reason) = &built {
+        let required = std::env::var_os("WAKEKV_REQUIRE_ALL").is_some_and(|value| value == "1");
+        assert!(!required, "WAKEKV_REQUIRE_ALL is set, but {reason}");
+    }
+    let reason = built.err().unwrap_or_default();
+    println!("cargo:rustc-env=WAKEKV_EMULATOR_MISSING={}", reason.lines().next().unwrap_or_default());
+    println!("cargo:rustc-env=WAKEKV_EMULATOR_DIR={}", out.display());
+}
+
+fn build(here: &Path, kernels: &Path, out: &Path) -> Result<(), String> {
+    let target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    if (target("ARCH"), target("OS")) != ("x86_64".into(), "linux".into()) {
+        return Err("the emulated driver is written for x86-64 Linux".into());
+    }
+    let tool = cc::Build::new().cpp(true).cargo_metadata(false).cargo_warnings(false).try_get_compiler();
+    let tool = tool.map_err(|error| format!("there is no C++ compiler: {error}"))?;
+    if tool.to_command().arg("--version").output().is_err() {
+        return Err(format!("there is no C++ compiler: {} does not run", tool.path().display()));
+    }
+    let compiler = || Command::new(tool.path());
+
+    // From here on a failure is a mistake in the sources, and must not look like a missing compiler.
+    let mut objects = Vec::new();
+    for source in sources(&here.join("simt"), "cpp").into_iter().chain(sources(&here.join("driver"), "cpp")) {
+        objects.push(compile(compiler().args(RUNTIME_FLAGS), &source, out));
+    }
+    let shim = here.join("shim/cuda_host_shim.h");
+    let kernel_object = |source: &Path, out: &Path| {
+        compile(compiler().args(KERNEL_FLAGS).arg("-include").arg(&shim).args(["-x", "c++"]), source, out)
+    };
+    objects.extend(sources(kernels, "cu").iter().map(|source| kernel_object(source, out)));
+    link(compiler().arg("-Wl,-soname,libcuda.so"), &objects, &out.join("libcuda.so"));
+
+    for bug in seeded::BUGS {
+        let folder = out.join("seeded").join(bug.name);
+        fs::create_dir_all(&folder).expect("the build folder is writable");
+        for source in sources(kernels, "cu").into_iter().chain(sources(kernels, "cuh")) {
+            let name = source.file_name().expect("a file").to_owned();
+            let mut text = fs::read_to_string(&source).expect("kernels are readable");
+            if name == bug.file {
+                assert_eq!(text.matches(bug.right).count(), 1, "seeded bug {}: not one place to plant it", bug.name);
+                text = text.replace(bug.right, bug.wrong);
+            }
+            // One head dim shows a bug as well as five, and builds faster.
+            for dim in [80, 96, 128, 256] {
+                text = text.replace(&format!("ATTEND_DIM(T, type, {dim})"), "");
+            }
+            fs::write(folder.join(name), text).expect("the build folder is writable");
+        }
+        let object = kernel_object(&folder.join(bug.kernel), &folder);
+        link(&mut compiler(), &[object], &out.join(format!("{}.so", bug.name)));
+    }
+    Ok(())
+}
+
+fn sources(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("source folders are readable");
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.expect("source folders are readable").path())
+        .filter(|path| path.extension() == Some(OsStr::new(extension)))
+        .collect();
+    files.sort();
+    files
+}
+
+fn compile(command: &mut Command, source: &Path, out: &Path) -> PathBuf {
+    let folder = source.parent().and_then(Path::file_name).unwrap_or_default();
+    let stem = source.file_stem().expect("a file");
+    let object = out.join(format!("{}-{}.o", folder.to_string_lossy(), stem.to_string_lossy()));
+    succeed(command.arg("-c").arg(source).arg("-o").arg(&object));
+    object
+}
+
+fn link(command: &mut Command, objects: &[PathBuf], library: &Path) {
+    succeed(command.arg("-shared").args(objects).arg("-o").arg(library).args(["-lpthread", "-ldl"]));
+}
+
+fn succeed(command: &mut Command) {
+    let output = command.output().expect("the compiler runs");
+    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
+}

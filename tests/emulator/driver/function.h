@@ -1,0 +1,15 @@
+#pragma once
+#include "../simt/simt.h"
+
+namespace driver {
+
+constexpr int kMaxDynamicShared = 8;      // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kSharedBytes = 48 << 10;    // without asking
+constexpr int kMostSharedBytes = 166912;  // sm_80
+
+struct Function {
+  const shim::Kernel* kernel;
+  int shared_limit = kSharedBytes;
+};
+
+}  // namespace driver
