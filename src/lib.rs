@@ -85,7 +85,7 @@
 //!
 //! `half` (f16 and bf16), `bytemuck` (casts between tensors and bytes), `parking_lot` (locks), `thiserror` (errors), `tracing` (spans
 //! and events, which cost nothing unless somebody listens) and on Unix `rustix` (file allocation, huge pages). There are no default
-//! features to turn off. The CPU backend is always there; it uses AVX-512, or AVX2 with FMA and F16C, where the processor has them,
+//! features to turn off. The feature `trace` keeps recorded runs on disk (`npyz`, `zip`, `serde_json`). The CPU backend is always there; it uses AVX-512, or AVX2 with FMA and F16C, where the processor has them,
 //! and runs everywhere else as well.
 
 #![deny(missing_docs)]

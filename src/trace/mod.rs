@@ -2,12 +2,23 @@
 //!
 //! A [`Trace`] comes from a live cache through a [`Recorder`], or is pushed step by step. [`sim`](crate::sim) replays it under other
 //! policies and budgets.
+//!
+//! With the cargo feature `trace` runs can be kept on disk, as arrays in the npz format with a description beside them in JSON: traces by
+//! `Trace::save` and `Trace::load`, and the attention of single tokens as a `Log` in the format of WakeKV (arXiv 2610.02713).
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "trace")]
+mod arrays;
+#[cfg(feature = "trace")]
+mod log;
 mod recorder;
+#[cfg(feature = "trace")]
+mod saved;
 mod stream;
 
+#[cfg(feature = "trace")]
+pub use log::{Array, Lanes, Log, Meta};
 pub use recorder::Recorder;
 pub use stream::Stream;
 
@@ -95,6 +106,24 @@ pub enum TraceError {
         got: usize,
         /// Heads of the trace.
         heads: usize,
+    },
+    /// Reading or writing failed.
+    #[cfg(feature = "trace")]
+    #[error("{what}: {source}")]
+    Io {
+        /// Which file or array.
+        what: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[cfg(feature = "trace")]
+    #[error("{what}: {reason}")]
+    Format {
+        /// Which file or array.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
     },
 }
 

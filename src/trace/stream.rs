@@ -5,12 +5,12 @@ use crate::table::Tally;
 /// What one head demanded, step by step: lists of pages, one after the other, and where each ends.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stream {
-    ends: Vec<usize>,
-    pages: Vec<u32>,
+    pub(super) ends: Vec<usize>,
+    pub(super) pages: Vec<u32>,
     /// As long as `pages`, or empty.
-    masses: Vec<f32>,
+    pub(super) masses: Vec<f32>,
     /// As long as `ends`, or empty.
-    tallies: Vec<Tally>,
+    pub(super) tallies: Vec<Tally>,
 }
 
 impl Stream {
