@@ -1,0 +1,590 @@
+//! Appending, digests, selection, and copies between device and reservoir.
+
+mod common;
+#[path = "common/digests.rs"]
+mod digests;
+
+use std::time::Duration;
+
+use common::layout::{
+    CopyList, DIGEST_MIN_MAX, DIGEST_SKETCH, Demand, Digests, Entry, F16, F32, FAULT_BAD_DEMAND, Fault, Head, NONE,
+    PENDING, PageCopy, Place, Reservoir, SELECT_ALL, SELECT_LISTED, SELECT_TOP, Selection, Sequence, Shape, Staging,
+    Tables,
+};
+use common::numbers::{DType, normal};
+use common::{Buffer, Gpu, Pinned};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use wakekv_emulator::Order;
+
+/// Heads whose pages are all resident: way = page, in scattered slots. One layer, groups in reverse.
+struct Heads {
+    shape: Shape,
+    slots: Vec<u32>,
+    groups: Vec<u32>,
+    room: usize,
+    tables: Tables,
+    heads: Buffer<Head>,
+    selected: Buffer<u32>,
+    _sequences: Buffer<Sequence>,
+    _stamps: Buffer<u64>,
+    _words: [Buffer<u32>; 4],
+}
+
+impl Heads {
+    /// `resident` of the `room` pages of each head have a way.
+    fn new(gpu: &Gpu, shape: Shape, sequences: usize, room: usize, resident: usize) -> Heads {
+        let (per_sequence, mut rng) = (shape.heads as usize, SmallRng::seed_from_u64(5));
+        let lanes = sequences * per_sequence;
+        let sequence = |index: usize| Sequence {
+            ways_at: (index * per_sequence * room) as u64,
+            pages_at: (index * per_sequence * room) as u64,
+            groups_at: (index * room) as u64,
+            ways_room: room as u32,
+            pages_room: room as u32,
+        };
+        let mut slots: Vec<u32> = (0..(lanes * room) as u32).collect();
+        slots.shuffle(&mut rng);
+        let groups: Vec<u32> = (0..(sequences * room) as u32).rev().collect();
+        let way_of_page = (0..lanes * room).map(|i| if i % room < resident { (i % room) as u32 } else { NONE >> 1 });
+        let head = Head { pages: room as u32, ways: room as u32, ..Head::default() };
+        let sequences = gpu.upload(&(0..sequences).map(sequence).collect::<Vec<_>>());
+        let heads = gpu.upload(&vec![head; lanes]);
+        let (stamps, selected) = (gpu.zeros(lanes * room), gpu.alloc(lanes * room));
+        let words = [
+            gpu.upload(&slots),
+            gpu.zeros(lanes * room),
+            gpu.upload(&way_of_page.collect::<Vec<_>>()),
+            gpu.upload(&groups),
+        ];
+        let tables = Tables {
+            sequences: sequences.ptr(),
+            heads: heads.ptr(),
+            slot_of_way: words[0].ptr(),
+            page_of_way: words[1].ptr(),
+            stamp_of_way: stamps.ptr(),
+            way_of_page: words[2].ptr(),
+            selected: selected.ptr(),
+            groups: words[3].ptr(),
+        };
+        Heads {
+            shape,
+            slots,
+            groups,
+            room,
+            tables,
+            heads,
+            selected,
+            _sequences: sequences,
+            _stamps: stamps,
+            _words: words,
+        }
+    }
+
+    fn host(&self, sequence: usize, head: usize, page: usize) -> u32 {
+        self.groups[sequence * self.room + page] * self.shape.heads + head as u32
+    }
+
+    fn selected(&self, lane: usize) -> Vec<u32> {
+        let count = self.heads.read()[lane].selected as usize;
+        self.selected.read_range(lane * self.room, count)
+    }
+}
+
+fn shape(dim: usize, page_tokens: usize, kv_heads: u32, group: u32) -> Shape {
+    Shape { kv_heads, group, page_tokens: page_tokens as u32, heads: kv_heads, first_head: 0, head_dim: dim as u32 }
+}
+
+/// Appends two chunks to two sequences, and compares slots, digests and mirror lists.
+fn append(gpu: &Gpu, stored: DType, tensor: DType, dim: usize, page_tokens: usize, kind: u32, resident: usize) {
+    let (room, kv_heads) = (6, 3);
+    let heads = Heads::new(gpu, shape(dim, page_tokens, kv_heads as u32, 1), 2, room, resident);
+    let elements = 2 * page_tokens * dim;
+    let staging = Staging { first: heads.slots.len() as u32, ring: room as u32 };
+    let slots = heads.slots.len() + 2 * kv_heads * room;
+    let pool = gpu.alloc::<u8>(slots * elements * 2);
+    let stride = digests::bytes(kind, dim, page_tokens);
+    let hosts = 2 * room * kv_heads;
+    let digest_bytes = gpu.alloc::<u8>(hosts * stride);
+    let digest_view = Digests { bytes: digest_bytes.ptr(), stride: stride as u64, kind, unused: 0 };
+    let (copies, counts) = (gpu.alloc::<PageCopy>(hosts), gpu.zeros::<u32>(2));
+    let mirrors = CopyList { copies: copies.ptr(), counts: counts.ptr(), first_room: 0, wave_room: 0 };
+    let mut rng = SmallRng::seed_from_u64(dim as u64);
+    let mut written: Vec<Vec<f32>> = vec![Vec::new(); 2 * kv_heads * 2]; // per sequence, head and block
+    // A page that is open between two steps keeps its way, so without ways chunks end with a page.
+    let (first, second) = if resident == 0 { (page_tokens * 2, page_tokens) } else { (page_tokens * 2 + 3, 1) };
+    let chunks = [[(0, first), (0, second)], [(first, page_tokens * 3), (second, page_tokens)]];
+    for chunk in chunks {
+        let mut row = 0;
+        let entries: Vec<Entry> = chunk
+            .iter()
+            .enumerate()
+            .map(|(index, &(start, tokens))| {
+                row += tokens;
+                let (sequence, start, tokens) = (index as u32, start as u32, tokens as u32);
+                Entry { sequence, start, tokens, row: row as u32 - tokens, decode: 0, reselect: 0 }
+            })
+            .collect();
+        let mut tensors = [0, 1].map(|_| normal(&mut rng, tensor, row * kv_heads * dim));
+        tensors[0][2 * dim + 1] = f32::NAN; // a key of the first sequence's head 2
+        for (block, values) in tensors.iter().enumerate() {
+            for (i, &value) in values.iter().enumerate() {
+                let (token, head) = (i / dim / kv_heads, i / dim % kv_heads);
+                let sequence = usize::from(token >= chunk[0].1);
+                written[(sequence * kv_heads + head) * 2 + block].push(stored.round(value));
+            }
+        }
+        let [k, v] = tensors.map(|values| gpu.upload(&tensor.encode(&values)));
+        let entries = gpu.upload(&entries);
+        gpu.launch(
+            &format!("wakekv_append_{}", stored.name()),
+            (room, kv_heads, 2),
+            128,
+            8 * dim,
+            &[
+                &heads.tables,
+                &heads.shape,
+                &entries.ptr(),
+                &k.ptr(),
+                &v.ptr(),
+                &tensor.0,
+                &pool.ptr(),
+                &digest_view,
+                &staging,
+                &mirrors,
+                &0u32,
+            ],
+        );
+        gpu.synchronize().unwrap();
+    }
+
+    let count = counts.read()[1] as usize;
+    let mut listed: Vec<_> = copies.read_range(0, count).iter().map(|copy| (copy.host, copy.device)).collect();
+    let mut expected = Vec::new();
+    for (sequence, (first_chunk, second_chunk)) in chunks[0].into_iter().zip(chunks[1]).enumerate() {
+        let tokens = first_chunk.1 + second_chunk.1;
+        for head in 0..kv_heads {
+            let lane = sequence * kv_heads + head;
+            for page in 0..tokens.div_ceil(page_tokens) {
+                // The first page that a chunk writes to is the staging ring's first.
+                let first = if page < first_chunk.1 / page_tokens { 0 } else { second_chunk.0 / page_tokens };
+                let slot = if page < resident {
+                    heads.slots[lane * room + page]
+                } else {
+                    staging.first + (lane * room + page - first) as u32
+                };
+                let filled = page_tokens.min(tokens - page * page_tokens);
+                let range = page * page_tokens * dim..(page * page_tokens + filled) * dim;
+                let [keys, values] = [0, 1].map(|block| &written[lane * 2 + block][range.clone()]);
+                let stored_page = stored.decode(&pool.read_range(slot as usize * elements * 2, elements * 2));
+                // The second chunk writes over the first one's staging slots, whose pages would be mirrored by then.
+                if page < resident || page * page_tokens >= second_chunk.0 {
+                    same_floats(&stored_page[..filled * dim], keys);
+                    same_floats(&stored_page[elements / 2..elements / 2 + filled * dim], values);
+                }
+                if filled < page_tokens {
+                    assert!(stored_page[filled * dim].is_nan(), "nothing is written behind the last token");
+                    continue;
+                }
+                let host = heads.host(sequence, head, page);
+                expected.push((host, slot));
+                let digest = digest_bytes.read_range(host as usize * stride, stride);
+                digests::compare(&digest, &digests::build(kind, stored, keys, dim), stored, kind, dim, page_tokens);
+            }
+        }
+    }
+    listed.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(listed, expected, "every sealed page is listed to be mirrored, once");
+}
+
+fn same_floats(got: &[f32], want: &[f32]) {
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+    assert_eq!(got.len(), want.len());
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        assert!(same(got, want), "element {i} is {got}, not {want}");
+    }
+}
+
+#[test]
+fn appended_tokens_lie_in_their_pages_and_full_pages_leave_digests() {
+    let Some(gpu) = Gpu::new() else { return };
+    for (i, (dim, page_tokens)) in [(64, 8), (80, 16), (96, 32), (128, 16), (256, 64)].into_iter().enumerate() {
+        for (j, stored) in DType::STORED.into_iter().enumerate() {
+            for kind in [DIGEST_MIN_MAX, DIGEST_SKETCH] {
+                gpu.session.order(Order::ALL[(i + j) % 4]);
+                append(&gpu, stored, DType::ALL[(i + j) % 3], dim, page_tokens, kind, 6);
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_without_a_way_are_written_to_staging_slots() {
+    let Some(gpu) = Gpu::new() else { return };
+    append(&gpu, DType(F16), DType(F32), 64, 8, DIGEST_SKETCH, 0);
+}
+
+/// Selects by digests of random keys, on the device and by sorting.
+fn select(gpu: &Gpu, stored: DType, dim: usize, group: usize, kind: u32, count: u32, seed: u64) -> Result<(), String> {
+    let (page_tokens, pages, kv_heads, pins) = (8, 60, 2, (1, 2));
+    let heads = Heads::new(gpu, shape(dim, page_tokens, kv_heads as u32, group as u32), 2, pages + 2, pages);
+    let stride = digests::bytes(kind, dim, page_tokens);
+    let digest_bytes = gpu.alloc::<u8>(2 * (pages + 2) * kv_heads * stride);
+    let view = Digests { bytes: digest_bytes.ptr(), stride: stride as u64, kind, unused: 0 };
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let starts = [pages * page_tokens + 3, 9];
+    let mut built = vec![Vec::new(); 2 * kv_heads];
+    for (lane, built) in built.iter_mut().enumerate() {
+        let mut last = Vec::new();
+        for page in 0..starts[lane / kv_heads] / page_tokens {
+            // Every tenth page equals its predecessor, for equal scores; one has a NaN.
+            let mut keys = if page % 10 == 9 { last } else { normal(&mut rng, stored, page_tokens * dim) };
+            if page == 20 {
+                keys[3] = f32::NAN;
+            }
+            let digest = digests::build(kind, stored, &keys, dim);
+            digest_bytes.write(heads.host(lane / kv_heads, lane % kv_heads, page) as usize * stride, &digest);
+            built.push(digest);
+            last = keys;
+        }
+    }
+    let entry = |index: usize, decode, reselect| {
+        let (sequence, start) = (index as u32, starts[index] as u32);
+        Entry { sequence, start, tokens: 1, row: index as u32, decode, reselect }
+    };
+    let entries = gpu.upload(&[entry(0, 1, 1), entry(1, 1, 1)]);
+    let q = normal(&mut rng, DType(F32), 2 * kv_heads * group * dim);
+    let (device_q, scale) = (gpu.upload(&q), 0.125f32);
+    let selection = Selection { mode: SELECT_TOP, count, sinks: pins.0, recent: pins.1 };
+    let demand = DemandBuffers::new(gpu, 2 * kv_heads, pages + 2);
+    let shared = group.max(4) * dim * 4 + 4 * (stride + 4 * dim);
+    gpu.launch(
+        &format!("wakekv_score_{}", stored.name()),
+        (3, kv_heads, 2),
+        128,
+        shared,
+        &[
+            &heads.tables,
+            &heads.shape,
+            &entries.ptr(),
+            &selection,
+            &view,
+            &device_q.ptr(),
+            &F32,
+            &scale,
+            &demand.scores.ptr(),
+            &demand.view.room,
+        ],
+    );
+    let got = demand.select(gpu, &heads, &entries, selection, &[], &[])?;
+    for (lane, digests) in built.iter().enumerate() {
+        let last = (starts[lane / kv_heads] / page_tokens) as u32;
+        let (first, end) = (pins.0.min(last), (last.saturating_sub(pins.1)).max(pins.0.min(last)));
+        let rows = &q[lane * group * dim..(lane + 1) * group * dim];
+        let rows: Vec<f32> = rows.iter().map(|x| x * scale).collect();
+        let score = |page: u32| {
+            let score = digests::score(kind, stored, &digests[page as usize], &rows, dim, page_tokens);
+            if score.is_nan() { f32::INFINITY } else { score }
+        };
+        let mut order: Vec<_> = (first..end).map(|page| (score(page), page)).collect();
+        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let mut best: Vec<u32> = order.iter().take(count as usize).map(|&(_, page)| page).collect();
+        best.sort_unstable();
+        let want: Vec<u32> = (0..first).chain(best.iter().copied()).chain(end..=last).collect();
+        if got[lane] != want || heads.selected(lane) != best {
+            return Err(format!("lane {lane}, count {count}: {:?}, not {want:?}", got[lane]));
+        }
+    }
+    // Two tokens later the last selection is used again; what has become pinned is named once.
+    let later = |index: usize| Entry { start: starts[index] as u32 + 2, ..entry(index, 1, 0) };
+    let entries = gpu.upload(&[later(0), later(1)]);
+    let reused = demand.select(gpu, &heads, &entries, selection, &[], &[])?;
+    if reused != got {
+        return Err(format!("the same selection again: {reused:?}, not {got:?}"));
+    }
+    Ok(())
+}
+
+/// Where a demand goes.
+struct DemandBuffers {
+    pages: Buffer<u32>,
+    counts: Buffer<u32>,
+    scores: Buffer<f32>,
+    fault: Buffer<Fault>,
+    view: Demand,
+}
+
+impl DemandBuffers {
+    fn new(gpu: &Gpu, lanes: usize, room: usize) -> DemandBuffers {
+        let (pages, counts) = (gpu.alloc(lanes * room), gpu.alloc(lanes));
+        let view = Demand { pages: pages.ptr(), places: 0, counts: counts.ptr(), room: room as u32, unused: 0 };
+        DemandBuffers { pages, counts, scores: gpu.alloc(lanes * room), fault: gpu.zeros(1), view }
+    }
+
+    /// Each lane's demand.
+    fn select(
+        &self,
+        gpu: &Gpu,
+        heads: &Heads,
+        entries: &Buffer<Entry>,
+        selection: Selection,
+        offsets: &[u32],
+        lists: &[u32],
+    ) -> Result<Vec<Vec<u32>>, String> {
+        let (offsets, lists) = (gpu.upload(offsets), gpu.upload(lists));
+        gpu.launch(
+            "wakekv_select",
+            (heads.shape.kv_heads as usize, 2, 1),
+            64,
+            (256 + 2 + 8) * 4,
+            &[
+                &heads.tables,
+                &heads.shape,
+                &entries.ptr(),
+                &selection,
+                &self.scores.ptr(),
+                &offsets.ptr(),
+                &lists.ptr(),
+                &self.view,
+                &self.fault.ptr(),
+            ],
+        );
+        gpu.synchronize()?;
+        let room = self.view.room as usize;
+        let counts = self.counts.read();
+        Ok(counts.iter().enumerate().map(|(lane, &count)| self.pages.read_range(lane * room, count as usize)).collect())
+    }
+}
+
+#[test]
+fn the_best_pages_by_digest_are_selected() {
+    let Some(gpu) = Gpu::new() else { return };
+    for (i, (dim, group)) in [(64, 1), (80, 3), (96, 4), (128, 7), (256, 12)].into_iter().enumerate() {
+        for (j, stored) in DType::STORED.into_iter().enumerate() {
+            for kind in [DIGEST_MIN_MAX, DIGEST_SKETCH] {
+                for count in [0, 1, 7, 30, 100] {
+                    gpu.session.order(Order::ALL[(i + j) % 4]);
+                    select(&gpu, stored, dim, group, kind, count, i as u64).unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn everything_and_listed_pages_are_demanded_in_order() {
+    let Some(gpu) = Gpu::new() else { return };
+    let heads = Heads::new(&gpu, shape(64, 8, 2, 1), 2, 40, 40);
+    let demand = DemandBuffers::new(&gpu, 4, 40);
+    let entry = |sequence, start, tokens, decode| Entry { sequence, start, tokens, row: 0, decode, reselect: 1 };
+    let entries = gpu.upload(&[entry(0, 100, 1, 1), entry(1, 0, 77, 0)]);
+    let selection = |mode| Selection { mode, count: 0, sinks: 2, recent: 1 };
+    let all = demand.select(&gpu, &heads, &entries, selection(SELECT_ALL), &[], &[]).unwrap();
+    assert_eq!(all, [13, 13, 10, 10].map(|pages| (0..pages).collect::<Vec<u32>>()));
+    let (offsets, lists) = ([0, 4, 4, 4, 4], [9, 1, 12, 4]);
+    let listed = demand.select(&gpu, &heads, &entries, selection(SELECT_LISTED), &offsets, &lists).unwrap();
+    assert_eq!(listed[0], [0, 1, 4, 9, 11, 12]);
+    assert_eq!(listed[1], [0, 1, 11, 12]);
+    assert_eq!(listed[2], (0..10).collect::<Vec<u32>>(), "prefill reads everything");
+    assert_eq!(demand.fault.read()[0], Fault::default());
+    demand.select(&gpu, &heads, &entries, selection(SELECT_LISTED), &[0, 0, 1, 1, 1], &[13]).unwrap();
+    assert_eq!(demand.fault.read()[0], Fault { kind: FAULT_BAD_DEMAND, sequence: 0, head: 1, page: 13 });
+}
+
+/// Pages in the reservoir and in device slots, and a list of copies between them.
+struct Transfer {
+    page_bytes: usize,
+    chunks: Vec<Pinned<u32>>,
+    reservoir: Reservoir,
+    pool: Buffer<u32>,
+    places: Buffer<Place>,
+    list: CopyList,
+    copies: Vec<PageCopy>,
+    _buffers: (Buffer<u64>, Buffer<PageCopy>, Buffer<u32>),
+}
+
+const CHUNK_PAGES: usize = 5;
+
+impl Transfer {
+    fn new(gpu: &Gpu, page_bytes: usize, wave: u32) -> Transfer {
+        let words = page_bytes / 4;
+        let mut chunks: Vec<_> = (0..3).map(|_| gpu.pin::<u32>(CHUNK_PAGES * words)).collect();
+        for (chunk, memory) in chunks.iter_mut().enumerate() {
+            let first = chunk * CHUNK_PAGES * words;
+            memory.write(0, &(first..first + CHUNK_PAGES * words).map(|i| i as u32).collect::<Vec<_>>());
+        }
+        let addresses = gpu.upload(&chunks.iter().map(Pinned::ptr).collect::<Vec<_>>());
+        let reservoir = Reservoir { chunks: addresses.ptr(), chunk_pages: CHUNK_PAGES as u64 };
+        let copy = |(i, host)| PageCopy { host, device: 11 - i, place: if i == 3 { NONE } else { i } };
+        let copies: Vec<_> = (0..).zip([14, 0, 7, 5, 4, 11]).map(copy).collect();
+        // Waves from 2 on lie behind the first.
+        let (first_room, wave_room) = (4, 8);
+        let at = if wave < 2 { 0 } else { first_room + (wave as usize - 2) * wave_room };
+        let listed = gpu.alloc::<PageCopy>(at + 8);
+        listed.write(at, &copies);
+        let counts = gpu.zeros::<u32>(wave as usize + 1);
+        counts.write(wave as usize, &[copies.len() as u32]);
+        let list = CopyList {
+            copies: listed.ptr(),
+            counts: counts.ptr(),
+            first_room: first_room as u32,
+            wave_room: wave_room as u32,
+        };
+        let places = gpu.upload(&[Place { slot: 9, wave: wave | PENDING }; 6]);
+        let pool = gpu.alloc::<u32>(12 * words);
+        Transfer { page_bytes, chunks, reservoir, pool, places, list, copies, _buffers: (addresses, listed, counts) }
+    }
+
+    fn gather(&self, gpu: &Gpu, stream: &cudarc::driver::CudaStream, wave: u32, blocks: usize) {
+        let page_bytes = self.page_bytes as u64;
+        let parameters: [&dyn common::gpu::Parameter; 6] =
+            [&self.list, &wave, &self.reservoir, &self.pool.ptr(), &page_bytes, &self.places.ptr()];
+        gpu.launch_on(stream, "wakekv_gather", (blocks, 1, 1), 64, 0, &parameters).unwrap();
+    }
+
+    fn mirror(&self, gpu: &Gpu, stream: &cudarc::driver::CudaStream, wave: u32) {
+        let page_bytes = self.page_bytes as u64;
+        let parameters: [&dyn common::gpu::Parameter; 5] =
+            [&self.list, &wave, &self.reservoir, &self.pool.ptr(), &page_bytes];
+        gpu.launch_on(stream, "wakekv_mirror", (2, 1, 1), 64, 0, &parameters).unwrap();
+    }
+
+    fn host_page(&self, host: u32) -> Vec<u32> {
+        let words = self.page_bytes / 4;
+        let chunk = self.chunks[host as usize / CHUNK_PAGES].read();
+        chunk[host as usize % CHUNK_PAGES * words..][..words].to_vec()
+    }
+
+    fn device_page(&self, slot: u32) -> Vec<u32> {
+        let words = self.page_bytes / 4;
+        self.pool.read_range(slot as usize * words, words)
+    }
+}
+
+#[test]
+fn gathered_pages_arrive_in_their_slots() {
+    let Some(gpu) = Gpu::new() else { return };
+    for (page_bytes, wave, blocks) in [(2048, 1, 1), (8192, 3, 4), (5120, 2, 16), (65536, 1, 2)] {
+        let transfer = Transfer::new(&gpu, page_bytes, wave);
+        transfer.gather(&gpu, &gpu.copy, wave, blocks);
+        gpu.synchronize().unwrap();
+        for copy in &transfer.copies {
+            assert_eq!(transfer.device_page(copy.device), transfer.host_page(copy.host));
+        }
+        let waves: Vec<u32> = transfer.places.read().iter().map(|place| place.wave).collect();
+        let there = |place| if place == 3 { wave | PENDING } else { wave };
+        assert_eq!(waves, (0..6).map(there).collect::<Vec<_>>(), "places are there once their page is");
+        let untouched = transfer.device_page(0);
+        assert!(untouched.iter().all(|&word| word == NONE), "no other slot is written");
+    }
+}
+
+#[test]
+fn copies_that_the_host_has_made_are_marked() {
+    let Some(gpu) = Gpu::new() else { return };
+    let transfer = Transfer::new(&gpu, 2048, 1);
+    gpu.launch("wakekv_arrive", (1, 1, 1), 32, 0, &[&transfer.list, &1u32, &transfer.places.ptr()]);
+    gpu.synchronize().unwrap();
+    let pending = transfer.places.read().iter().filter(|place| place.wave & PENDING != 0).count();
+    assert_eq!(pending, 1);
+}
+
+/// Fills the pool, as a writer on the compute stream, and mirrors it on the copy stream. Without the event the mirror runs first.
+fn mirror_after_writer(gpu: &Gpu, waits: bool) -> bool {
+    let transfer = Transfer::new(gpu, 2048, 1);
+    let held = gpu.session.hold(gpu.compute.cu_stream());
+    // SAFETY: all of the pool.
+    unsafe { cudarc::driver::result::memset_d8_async(transfer.pool.ptr(), 7, 12 * 2048, gpu.compute.cu_stream()) }
+        .unwrap();
+    let written = gpu.compute.record_event(None).unwrap();
+    if waits {
+        gpu.copy.wait(&written).unwrap();
+    }
+    transfer.mirror(gpu, &gpu.copy, 1);
+    let mirrored = gpu.copy.record_event(None).unwrap();
+    if !waits {
+        mirrored.synchronize().unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(5));
+    drop(held);
+    gpu.synchronize().unwrap();
+    transfer.copies.iter().all(|copy| transfer.host_page(copy.host).iter().all(|&word| word == 0x0707_0707))
+}
+
+#[test]
+fn a_mirror_that_does_not_wait_for_its_writer_is_found() {
+    let Some(gpu) = Gpu::new() else { return };
+    assert!(mirror_after_writer(&gpu, true));
+    assert!(!mirror_after_writer(&gpu, false), "a planted bug: no event between writer and mirror");
+}
+
+/// Writes a slot anew while its mirror is held up. Without the event the reservoir gets the new bytes.
+fn reuse_after_mirror(gpu: &Gpu, waits: bool) -> bool {
+    let transfer = Transfer::new(gpu, 2048, 1);
+    transfer.pool.fill(3);
+    let held = gpu.session.hold(gpu.copy.cu_stream());
+    transfer.mirror(gpu, &gpu.copy, 1);
+    let mirrored = gpu.copy.record_event(None).unwrap();
+    if waits {
+        gpu.compute.wait(&mirrored).unwrap();
+    }
+    // SAFETY: all of the pool.
+    unsafe { cudarc::driver::result::memset_d8_async(transfer.pool.ptr(), 9, 12 * 2048, gpu.compute.cu_stream()) }
+        .unwrap();
+    if !waits {
+        gpu.compute.synchronize().unwrap();
+    }
+    drop(held);
+    gpu.synchronize().unwrap();
+    transfer.copies.iter().all(|copy| transfer.host_page(copy.host).iter().all(|&word| word == 0x0303_0303))
+}
+
+#[test]
+fn a_slot_that_is_reused_before_its_mirror_is_done_is_found() {
+    let Some(gpu) = Gpu::new() else { return };
+    assert!(reuse_after_mirror(&gpu, true));
+    assert!(!reuse_after_mirror(&gpu, false), "a planted bug: no event between mirror and the next writer");
+}
+
+/// Gathers on the copy stream and reads on the compute stream what has arrived.
+fn read_after_gather(gpu: &Gpu, waits: bool) -> usize {
+    let transfer = Transfer::new(gpu, 2048, 1);
+    let seen = gpu.alloc::<Place>(6);
+    let held = gpu.session.hold(gpu.copy.cu_stream());
+    transfer.gather(gpu, &gpu.copy, 1, 2);
+    let gathered = gpu.copy.record_event(None).unwrap();
+    if waits {
+        gpu.compute.wait(&gathered).unwrap();
+    }
+    let stream = gpu.compute.cu_stream();
+    // SAFETY: both are six places.
+    unsafe { cudarc::driver::result::memcpy_dtod_async(seen.ptr(), transfer.places.ptr(), 48, stream) }.unwrap();
+    if !waits {
+        gpu.compute.synchronize().unwrap();
+    }
+    drop(held);
+    gpu.synchronize().unwrap();
+    seen.read().iter().filter(|place| place.wave & PENDING == 0).count()
+}
+
+#[test]
+fn a_step_that_does_not_wait_for_its_fetches_sees_them_pending() {
+    let Some(gpu) = Gpu::new() else { return };
+    assert_eq!(read_after_gather(&gpu, true), 5);
+    assert_eq!(read_after_gather(&gpu, false), 0, "a planted bug: no event between fetch and second pass");
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    let Some(gpu) = Gpu::seeded("select_wrong_lane_mask") else { return };
+    assert!(select(&gpu, DType(F16), 64, 1, DIGEST_MIN_MAX, 7, 1).is_err());
+    drop(gpu);
+    let Some(gpu) = Gpu::seeded("parameter_drift") else { return };
+    let transfer = Transfer::new(&gpu, 2048, 1);
+    let parameters: [&dyn common::gpu::Parameter; 5] =
+        [&transfer.list, &1u32, &transfer.reservoir, &transfer.pool.ptr(), &2048u64];
+    let refused = gpu.launch_on(&gpu.copy, "wakekv_mirror", (1, 1, 1), 64, 0, &parameters);
+    assert!(matches!(refused, Err(common::gpu::Refused::Signature(_, _))), "{refused:?}");
+}
