@@ -189,7 +189,7 @@ fn a_trace_is_loaded_as_it_was_saved() {
     let shape = Shape { layers: 1, heads_per_layer: 2, page_tokens: 16, pins: Pins::default(), budget: Some(3) };
     let mut sparse = Trace::new(shape);
     sparse.save(&folder.0).unwrap();
-    assert_eq!(Trace::load(&folder.0).unwrap().marks(), []);
+    assert!(Trace::load(&folder.0).unwrap().marks().is_empty());
     sparse.push(Mark { step: 4, phase: Phase::Decode, start: 0, tokens: 20 }, &[vec![], vec![0, 1]]).unwrap();
     sparse.save(&folder.0).unwrap();
     assert_eq!(Trace::load(&folder.0).unwrap(), sparse);

@@ -58,6 +58,9 @@ impl Writer {
     }
 }
 
+/// The shape of an array and its values in C order.
+type Values<T> = (Vec<u64>, Vec<T>);
+
 /// An archive that is being read.
 pub(super) struct Reader {
     what: String,
@@ -72,7 +75,7 @@ impl Reader {
     }
 
     /// Shape and values of an array in C order, or `None` if there is no such array.
-    pub(super) fn optional<T: Deserialize>(&mut self, name: &str) -> Result<Option<(Vec<u64>, Vec<T>)>, TraceError> {
+    pub(super) fn optional<T: Deserialize>(&mut self, name: &str) -> Result<Option<Values<T>>, TraceError> {
         let what = format!("{}: {name}", self.what);
         let file = match self.zip.by_name(&npz::file_name_from_array_name(name)) {
             Err(ZipError::FileNotFound) => return Ok(None),
@@ -89,7 +92,7 @@ impl Reader {
         Ok(Some((shape, values)))
     }
 
-    pub(super) fn array<T: Deserialize>(&mut self, name: &str) -> Result<(Vec<u64>, Vec<T>), TraceError> {
+    pub(super) fn array<T: Deserialize>(&mut self, name: &str) -> Result<Values<T>, TraceError> {
         self.optional(name)?.ok_or_else(|| format(&self.what, format_args!("there is no array {name}")))
     }
 }
