@@ -9,6 +9,7 @@
 // order; a step without misses does not look at the ways at all.
 #include "page.cuh"
 
+// The launch bounds ask for one block per multiprocessor at least: without that the compiler makes room for eight, and spills.
 constexpr u32 MAX_THREADS = 256;
 
 // Pages have 20 bits (8 million tokens of 8-token pages), steps 44.
@@ -59,7 +60,7 @@ __device__ __forceinline__ u32 vacate(const Lane& lane, u64 key) {
 //
 // The page that was open when the step began keeps its way, for undoing the step; so do pages that are pinned while the new one is
 // the last. Shared memory: 8 bytes per warp.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 wakekv_open(Tables tables, Shape shape, const Entry* entries, const u64* step_number, Pins pins, Tally* tallies, Fault* fault) {
   SHARED_MEMORY(shared);
   u64* scratch = reinterpret_cast<u64*>(shared);
@@ -145,7 +146,7 @@ __device__ u32 collect_keys(const Lane& lane, u64 step, u64* keys, u32* counter)
 // same staging slots serve all waves. The demand is ascending and holds every pinned page and every page that the step opened.
 //
 // Shared memory, in this order: keys [ways rounded up to a power of two] u64, scratch [8] u32, counters [4] u32, bases [waves] u32.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 wakekv_demand(Tables tables, Shape shape, const Entry* entries, const u64* step_number, Demand demand, CopyList fetches,
               Staging staging, u32 waves, Tally* tallies, Fault* fault) {
   SHARED_MEMORY(shared);
@@ -287,7 +288,7 @@ EXPORT_KERNEL(wakekv_grant)
 // Undoes a step: the pages it opened are gone, its fetches count for nothing, and of the ways only `ways[entry * heads + head]` are
 // left. A sealed page that the step used may lose its way, for nobody can tell whether its bytes had arrived; it is reserved, so
 // nothing is lost. One block per head of each entry, all layers: grid (heads, entries). No shared memory.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 wakekv_undo(Tables tables, Shape shape, const Entry* entries, const u64* step_number, const u32* ways) {
   Shape all_layers = shape;
   all_layers.first_head = 0;

@@ -5,6 +5,7 @@ mod common;
 mod world;
 
 use common::Gpu;
+use common::layout::{FAULT_BAD_DEMAND, FAULT_NO_WAY, FAULT_TOO_MANY, Fault, NONE};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use wakekv_emulator::Order;
@@ -65,6 +66,21 @@ fn decisions_of_large_heads_are_those_of_the_head_table() {
     };
     run_world(&gpu, 1, large(500, 1200, 256), 40).unwrap();
     run_world(&gpu, 2, large(4096, 6000, 256), 12).unwrap();
+}
+
+#[test]
+fn what_cannot_be_decided_is_a_fault() {
+    let Some(gpu) = Gpu::new() else { return };
+    let shape = Shape { entries: 1, kv_heads: 1, sinks: 1, recent: 1, budget: 4, most_pages: 20, threads: 32, ring: 2 };
+    let fault = |kind, page| Fault { kind, sequence: 0, head: 0, page };
+    // Two ways: sink and window fill them, and page 2 finds none.
+    assert_eq!(World::new(&gpu, shape).fault_of(2, 24, &[0, 1, 2], 10), fault(FAULT_NO_WAY, 2));
+    assert_eq!(World::new(&gpu, shape).fault_of(4, 24, &[0, 2, 1], 10), fault(FAULT_BAD_DEMAND, NONE));
+    assert_eq!(World::new(&gpu, shape).fault_of(4, 24, &[0, 1, 3], 10), fault(FAULT_BAD_DEMAND, NONE));
+    // Four of eight pages stay, the others take two waves of two: waves 2 and 3.
+    let all: Vec<u32> = (0..8).collect();
+    assert_eq!(World::new(&gpu, shape).fault_of(4, 64, &all, 3), fault(FAULT_TOO_MANY, NONE));
+    assert_eq!(World::new(&gpu, shape).fault_of(4, 64, &all, 4), Fault::default());
 }
 
 #[test]

@@ -117,7 +117,7 @@ impl<'g> World<'g> {
         let entries = self.plan(rng);
         let granted = self.grant(&entries, rng);
         let wanted = self.open_and_ask(&entries, rng);
-        self.launch(&entries, &wanted)?;
+        self.launch(&entries, &wanted, WAVES)?;
         self.compare(&entries, &wanted)?;
         if rng.random_ratio(1, 8) {
             self.undo(&entries, &granted)?;
@@ -175,19 +175,18 @@ impl<'g> World<'g> {
                 }
             }
         }
-        if !grants.is_empty() {
-            let count = grants.len() as u32;
-            let list = self.gpu.upload(&grants);
-            self.gpu.launch(
-                "wakekv_grant",
-                (grants.len().div_ceil(64), 1, 1),
-                64,
-                0,
-                &[&self.tables, &list.ptr(), &count],
-            );
-            self.gpu.synchronize().expect("granting cannot fail");
-        }
+        self.grant_on_device(&grants);
         before
+    }
+
+    fn grant_on_device(&self, grants: &[WayGrant]) {
+        if grants.is_empty() {
+            return;
+        }
+        let (list, count) = (self.gpu.upload(grants), grants.len() as u32);
+        let blocks = grants.len().div_ceil(64);
+        self.gpu.launch("wakekv_grant", (blocks, 1, 1), 64, 0, &[&self.tables, &list.ptr(), &count]);
+        self.gpu.synchronize().expect("granting cannot fail");
     }
 
     /// What the Rust tables say, lane by lane.
@@ -222,7 +221,7 @@ impl<'g> World<'g> {
         wanted
     }
 
-    fn launch(&self, entries: &[Entry], wanted: &[Wanted]) -> Result<(), String> {
+    fn launch(&self, entries: &[Entry], wanted: &[Wanted], waves: usize) -> Result<(), String> {
         let Shape { kv_heads, budget, most_pages, threads, ring, sinks, recent, .. } = self.shape;
         let (gpu, device) = (self.gpu, &self.device);
         let lanes = wanted.len();
@@ -261,7 +260,7 @@ impl<'g> World<'g> {
         };
         let staging = layout::Staging { first: 1 << 20, ring };
         let shared = (budget.next_power_of_two() as usize) * 8 + (8 + 4 + WAVES) * 4;
-        let waves = WAVES as u32;
+        let waves = waves as u32;
         gpu.launch(
             "wakekv_demand",
             grid,
@@ -275,6 +274,23 @@ impl<'g> World<'g> {
     fn device_shape(&self) -> layout::Shape {
         let kv_heads = self.shape.kv_heads;
         layout::Shape { kv_heads, group: 1, page_tokens: PAGE_TOKENS, heads: kv_heads, first_head: 0, head_dim: 16 }
+    }
+
+    /// What the device says to a first step of so many tokens, with so many ways and this demand.
+    pub fn fault_of(&mut self, ways: u32, tokens: u32, demand: &[u32], waves: usize) -> Fault {
+        self.step = 1;
+        let entry = Entry { sequence: 0, start: 0, tokens, row: 0, decode: 1, reselect: 1 };
+        let grants = (0..ways).map(|way| WayGrant {
+            way: u64::from(way),
+            head: 0,
+            slot: way,
+            ways: way + 1,
+            last: u32::from(way + 1 == ways),
+        });
+        self.grant_on_device(&grants.collect::<Vec<_>>());
+        let wanted = Wanted { demand: demand.to_vec(), places: Vec::new(), tally: Tally::default() };
+        self.launch(&[entry], &[wanted], waves).expect("faults are told, the kernels end well");
+        self.device.fault.read()[0]
     }
 
     fn compare(&self, entries: &[Entry], wanted: &[Wanted]) -> Result<(), String> {
