@@ -130,8 +130,11 @@ fn settings_that_cannot_be_are_refused() {
     let error = |result: Result<Cache, Error>| result.map(drop).unwrap_err();
     says(&error(cache().reselect_every(0).build(Cpu::new())), &["reselect_every is 0", "at least 1"]);
     says(&error(cache().scale(f32::NAN).build(Cpu::new())), &["scale is NaN", "finite"]);
-    says(&error(cache().device_pool(10).build(Cpu::new())), &["device_pool is 10 bytes", "2048 bytes"]);
-    says(&error(cache().reservoir(Reservoir::memory(10)).build(Cpu::new())), &["reservoir is 10 bytes", "8192 bytes"]);
+    says(&error(cache().device_pool(10).build(Cpu::new())), &["device_pool is 10 bytes", "4 heads", "8192 bytes"]);
+    says(
+        &error(cache().reservoir(Reservoir::memory(10)).build(Cpu::new())),
+        &["reservoir is 10 bytes", "4 heads", "8192 bytes"],
+    );
     says(&error(cache().build(Cpu::new().threads(0))), &["threads is 0", "at least 1"]);
     says(&error(cache().build(Cpu::new().queue_depth(3))), &["queue_depth is 3", "at least 128"]);
     says(&error(cache().build(Cpu::new().staging_pages(5))), &["staging_pages is 5", "at least 128"]);

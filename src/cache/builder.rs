@@ -120,7 +120,7 @@ impl CacheBuilder {
         if !scale.is_finite() {
             return setting("scale", scale, "must be finite");
         }
-        let reservoir_groups = slots("reservoir", self.reservoir.bytes(), geometry.group_bytes())?;
+        let reservoir_groups = slots("reservoir", self.reservoir.bytes(), geometry.group_bytes(), &geometry)?;
         let device_bytes = self.device_pool.unwrap_or_else(|| {
             let ways = match self.pages_per_head {
                 Some(budget) => budget.saturating_mul(DEFAULT_SEQUENCES),
@@ -130,7 +130,7 @@ impl CacheBuilder {
             let useful = reservoir_groups as usize + DEFAULT_SEQUENCES;
             (ways.min(useful) as u64).saturating_mul(geometry.group_bytes() as u64)
         });
-        let device_slots = slots("device_pool", device_bytes, geometry.page_bytes())?;
+        let device_slots = slots("device_pool", device_bytes, geometry.page_bytes(), &geometry)?;
         let backend = device.open(Setup {
             geometry,
             scale,
@@ -173,10 +173,15 @@ fn setting<T>(knob: &'static str, value: impl ToString, rule: &str) -> Result<T,
     Err(Error::Setting { knob, value: value.to_string(), rule: rule.into() })
 }
 
-fn slots(knob: &'static str, bytes: u64, unit: usize) -> Result<u32, Error> {
+/// Whole slots of `unit` bytes in `bytes`. A pool that cannot give every head a page would admit no step.
+fn slots(knob: &'static str, bytes: u64, unit: usize, geometry: &Geometry) -> Result<u32, Error> {
+    let refuse = |rule: String| Err(Error::Setting { knob, value: format!("{bytes} bytes"), rule });
+    let (heads, least) = (geometry.heads(), geometry.group_bytes());
+    if bytes < least as u64 {
+        return refuse(format!("must hold a page of each of the {heads} heads, which takes {least} bytes"));
+    }
     match u32::try_from(bytes / unit as u64) {
-        Ok(0) => setting(knob, format!("{bytes} bytes"), &format!("one unit of it takes {unit} bytes")),
         Ok(slots) if slots < u32::MAX => Ok(slots),
-        _ => setting(knob, format!("{bytes} bytes"), "must be fewer than 2^32 − 1 units"),
+        _ => refuse(format!("must be fewer than 2^32 − 1 times {unit} bytes")),
     }
 }

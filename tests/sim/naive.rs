@@ -12,7 +12,7 @@ const PINS: Pins = Pins { sinks: 1, recent: 1 };
 
 fn opens(trace: &Trace, mark: &Mark) -> (usize, usize, Option<u32>) {
     let (before, after) = (trace.shape().pages(mark.start), trace.shape().pages(mark.end()));
-    (before, after, (mark.start % 16 != 0).then(|| before as u32 - 1))
+    (before, after, (!mark.start.is_multiple_of(16)).then(|| before as u32 - 1))
 }
 
 /// (hits, compulsory, capacity, evictions) of decode.
