@@ -210,7 +210,7 @@ impl<B: Backend> Cache<B> {
         }
     }
 
-    /// A [`Step`] that was leaked instead of dropped is undone by the next call that changes anything.
+    /// A [`Step`](crate::Step) that was leaked instead of dropped is undone by the next call that changes anything.
     pub(super) fn undo_leaked_step(&mut self) {
         if self.open_step {
             self.undo();
