@@ -45,7 +45,7 @@ struct Head {
   u32 ways;         // that have been granted
   u32 prompt_from;  // 1 + the first page that prefill opened since the last decode step; 0 if there is none
   u32 selected;     // pages in this head's part of `selected`
-  u32 unused;
+  u32 selection_due;  // since a step that was to select, if its attention was left out
 };
 
 struct Tables {

@@ -37,6 +37,9 @@ __device__ __forceinline__ Candidates candidates(const Shape& shape, const Entry
   return {first, max(min(before_window, written), first), last};
 }
 
+// Whether pages are chosen anew. wakekv_select takes note of it when that is done.
+__device__ __forceinline__ bool selects(const Lane& lane) { return lane.entry.reselect || lane.state->selection_due; }
+
 // ---- scores ----
 
 __device__ __forceinline__ float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
@@ -115,7 +118,7 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
   SHARED_MEMORY(shared);
   const Lane lane = lane_of(tables, shape, entries, blockIdx.z, blockIdx.y);
   const Candidates range = candidates(shape, lane.entry, selection);
-  if (!lane.entry.decode || !lane.entry.reselect || selection.count >= range.end - range.first) return;
+  if (!lane.entry.decode || !selects(lane) || selection.count >= range.end - range.first) return;
   const u32 dim = shape.head_dim, rows = shape.group, warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   float* queries = reinterpret_cast<float*>(shared);
   u8* digest = shared + max(rows, 4u) * dim * 4 + warp * (digests.stride + 4 * dim);
@@ -216,7 +219,7 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection select
   float* mine = scores + u64(lane.index) * demand.room;
 
   bool everything = !lane.entry.decode || selection.mode == SELECT_ALL;
-  const bool top = !everything && selection.mode == SELECT_TOP, reuse = top && !lane.entry.reselect;
+  const bool top = !everything && selection.mode == SELECT_TOP, reuse = top && !selects(lane);
   if (top && !reuse && selection.count >= range.end - range.first) everything = true;
   u32 least = 0, ties = 0;  // of SELECT_TOP: every key above `least`, and the first `ties` that are equal to it
   if (everything) {
@@ -266,9 +269,10 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection select
     if (take && top && !reuse) lane.selected[rank - range.first] = page;
   }
   for (u32 page = range.end + threadIdx.x; page <= range.last; page += blockDim.x) pages[taken + page - range.end] = page;
+  __syncthreads();  // everyone has read whether a selection is due
   if (threadIdx.x == 0) {
     demand.counts[lane.index] = taken + range.last + 1 - range.end;
-    if (top && !reuse) lane.state->selected = taken - range.first;
+    if (top && !reuse) lane.state->selected = taken - range.first, lane.state->selection_due = 0;
   }
 }
 EXPORT_KERNEL(wakekv_select)
