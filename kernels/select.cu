@@ -107,10 +107,11 @@ template <typename T> __device__ float sketch_score(const u8* digest, const floa
   return finite ? __fadd_rn(offset, __fmul_rn(step, float(best))) : not_a_number();
 }
 
-// Scores the candidates of each decode entry: the largest over the query heads of the group, NaN if any is NaN.
+// Scores the candidates of each decode entry: the largest over the query heads of the group and the entry's tokens, which share one
+// demand; infinite if any is NaN.
 //
 // grid (blocks, kv_heads, entries), any number of blocks; a warp takes every page that is its turn. q: [tokens, query heads, dim].
-// scores: [lanes, room], by logical page. Bytes moved: each digest once, 4 bytes per page.
+// scores: [lanes, room], by logical page. Bytes moved: each digest once per new token, 4 bytes per page.
 // Shared memory: queries 4 * max(group, 4) * dim; then per warp the digest's stride and 4 * dim bytes.
 template <typename T>
 __device__ void score(const Tables& tables, const Shape& shape, const Entry* entries, const Selection& selection,
@@ -124,35 +125,40 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
   u8* digest = shared + max(rows, 4u) * dim * 4 + warp * (digests.stride + 4 * dim);
   i8* bytes = reinterpret_cast<i8*>(digest + digests.stride) + lane_id / 8 * dim;
 
-  const u64 first = (u64(lane.entry.row) * shape.kv_heads + blockIdx.y) * rows * dim;
-  for (u32 i = threadIdx.x * 8; i < rows * dim; i += blockDim.x * 8) {
-    float row[8];
-    load8(q, dtype, first + i, row);
-    for (int e = 0; e < 8; e++) queries[i + e] = __fmul_rn(row[e], scale);
-  }
-  __syncthreads();
+  for (u32 token = 0; token < lane.entry.tokens; token++) {
+    const u64 first = (u64(lane.entry.row + token) * shape.kv_heads + blockIdx.y) * rows * dim;
+    __syncthreads();  // the queries of the token before have been read
+    for (u32 i = threadIdx.x * 8; i < rows * dim; i += blockDim.x * 8) {
+      float row[8];
+      load8(q, dtype, first + i, row);
+      for (int e = 0; e < 8; e++) queries[i + e] = __fmul_rn(row[e], scale);
+    }
+    __syncthreads();
 
-  for (u32 page = range.first + blockIdx.x * SCORE_WARPS + warp; page < range.end; page += gridDim.x * SCORE_WARPS) {
-    const u64 host = lane.groups[page] * shape.heads + lane.head;
-    const uint4* from = reinterpret_cast<const uint4*>(digests.bytes + host * digests.stride);
-    for (u32 i = lane_id; i < digests.stride / 16; i += 32) reinterpret_cast<uint4*>(digest)[i] = from[i];
-    __syncwarp();
-    float best = minus_infinity();
-    for (u32 row = 0; row < rows; row += 4) {
-      // Lanes without a row of their own repeat the last one.
-      const float* mine = queries + min(row + lane_id / 8, rows - 1) * dim;
-      const float value = digests.kind == DIGEST_MIN_MAX ? min_max_score<T>(digest, mine, dim)
-                                                         : sketch_score<T>(digest, mine, dim, shape.page_tokens, bytes);
-      best = larger_or_nan(best, value);
+    for (u32 page = range.first + blockIdx.x * SCORE_WARPS + warp; page < range.end; page += gridDim.x * SCORE_WARPS) {
+      const u64 host = lane.groups[page] * shape.heads + lane.head;
+      const uint4* from = reinterpret_cast<const uint4*>(digests.bytes + host * digests.stride);
+      for (u32 i = lane_id; i < digests.stride / 16; i += 32) reinterpret_cast<uint4*>(digest)[i] = from[i];
       __syncwarp();
-    }
+      float best = minus_infinity();
+      for (u32 row = 0; row < rows; row += 4) {
+        // Lanes without a row of their own repeat the last one.
+        const float* mine = queries + min(row + lane_id / 8, rows - 1) * dim;
+        const float value = digests.kind == DIGEST_MIN_MAX ? min_max_score<T>(digest, mine, dim)
+                                                           : sketch_score<T>(digest, mine, dim, shape.page_tokens, bytes);
+        best = larger_or_nan(best, value);
+        __syncwarp();
+      }
 #pragma unroll
-    for (int distance = 8; distance < 32; distance *= 2) {
-      const float other = __shfl_xor_sync(ALL_LANES, best, distance);
-      best = larger_or_nan(best, other);
+      for (int distance = 8; distance < 32; distance *= 2) {
+        const float other = __shfl_xor_sync(ALL_LANES, best, distance);
+        best = larger_or_nan(best, other);
+      }
+      // Unknown is read first, so that it shows in the output as it would without a selection.
+      if (best != best) best = -minus_infinity();
+      float* score = &scores[u64(lane.index) * room + page];
+      if (lane_id == 0) *score = token == 0 || best > *score ? best : *score;
     }
-    // Unknown is read first, so that it shows in the output as it would without a selection.
-    if (lane_id == 0) scores[u64(lane.index) * room + page] = best != best ? -minus_infinity() : best;
   }
 }
 

@@ -19,7 +19,9 @@ impl CudaBackend {
                 if head.state.ways != granted {
                     return Err(context(format!("{} ways, but {granted} were granted", head.state.ways)));
                 }
-                head.check(self.geometry.pages(tokens), tokens % self.geometry.page_tokens() != 0).map_err(context)?;
+                // A step that has begun may have opened more.
+                let pages = if self.open { head.state.pages as usize } else { self.geometry.pages(tokens) };
+                head.check(pages, tokens % self.geometry.page_tokens() != 0).map_err(context)?;
                 for &slot in &head.slots {
                     match owned.get_mut(slot as usize) {
                         Some(owned) if !*owned => *owned = true,

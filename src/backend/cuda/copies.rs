@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
-use super::driver::{Called, CopyAttributes, Driver, describe};
+use super::driver::{Called, CopyAttributes, Driver};
 use super::kernels::{Grid, Kernels};
 use super::layout::{CopyList, PageCopy};
 use super::memory::PinnedMemory;
@@ -113,8 +113,7 @@ impl CopyEngine {
             path,
             crossover: Crossover::of_page(page_bytes),
             blocks,
-            read_back: PinnedMemory::new(context, 0)
-                .map_err(|error| Error::Cuda { call: "cuMemHostAlloc", cause: describe(error) })?,
+            read_back: PinnedMemory::new(context, 0)?,
             runs: Vec::new(),
             driver: Driver::get()?,
         })
@@ -188,8 +187,7 @@ impl CopyEngine {
         let (counts, copies) = (waves * size_of::<u32>(), capacity * size_of::<PageCopy>());
         if self.read_back.bytes() < counts + copies {
             let context = self.stream.context().clone();
-            self.read_back = PinnedMemory::new(&context, (counts + copies).next_power_of_two())
-                .map_err(|error| Error::Cuda { call: "cuMemHostAlloc", cause: describe(error) })?;
+            self.read_back = PinnedMemory::new(&context, (counts + copies).next_power_of_two())?;
         }
         let stream = self.stream.cu_stream();
         // SAFETY: both ranges lie inside the pinned memory, which nobody reads before the stream has been waited for.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
-use super::driver::{Called, describe};
+use super::driver::Called;
 use super::layout;
 use super::memory::PinnedMemory;
 use crate::backend::{StepCounts, StepPlan};
@@ -17,6 +17,9 @@ use crate::table::Phase;
 
 /// Steps that may be under way.
 const FRAMES: usize = 3;
+
+/// So that a step which is a little larger than the one before seldom pins anew.
+const LEAST_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]
 pub(super) struct Frames {
@@ -51,9 +54,9 @@ impl Frames {
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, Error> {
         let frame = || {
             Ok(Frame {
-                uploads: pin(context, 0)?,
+                uploads: PinnedMemory::new(context, 0)?,
                 used: 0,
-                results: pin(context, 0)?,
+                results: PinnedMemory::new(context, 0)?,
                 done: context.new_event(None).called("cuEventCreate")?,
                 awaited: None,
             })
@@ -69,10 +72,10 @@ impl Frames {
         frame.done.synchronize().called("cuEventSynchronize")?;
         frame.used = 0;
         if frame.uploads.bytes() < uploads {
-            frame.uploads = pin(context, uploads.next_power_of_two())?;
+            frame.uploads = PinnedMemory::new(context, uploads.next_power_of_two().max(LEAST_BYTES))?;
         }
         if frame.results.bytes() < results {
-            frame.results = pin(context, results.next_power_of_two())?;
+            frame.results = PinnedMemory::new(context, results.next_power_of_two().max(LEAST_BYTES))?;
         }
         self.current = next;
         Ok(())
@@ -171,12 +174,4 @@ fn add(results: &PinnedMemory, awaited: &Awaited, geometry: &Geometry, counts: &
 /// Bytes of a step's results: the fault, then a tally per layer and lane.
 pub(super) fn result_bytes(geometry: &Geometry, entries: usize) -> usize {
     size_of::<layout::Fault>() + geometry.heads() * entries * size_of::<layout::Tally>()
-}
-
-fn pin(context: &Arc<CudaContext>, bytes: usize) -> Result<PinnedMemory, Error> {
-    PinnedMemory::new(context, bytes).map_err(|error| Error::Pinning {
-        bytes: bytes as u64,
-        pinned: 0,
-        cause: describe(error),
-    })
 }

@@ -65,8 +65,18 @@ unsafe impl Send for PinnedMemory {}
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// The driver's refusal comes back as it is: what the memory is for decides how it is told.
-    pub fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, result::DriverError> {
+    pub fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, Error> {
+        Self::pin(context, bytes).map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
+            | sys::CUresult::CUDA_ERROR_NOT_PERMITTED
+            | sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM => {
+                Error::Pinning { bytes: bytes as u64, pinned: 0, cause: describe(error) }
+            }
+            _ => Error::Cuda { call: "cuMemHostAlloc", cause: describe(error) },
+        })
+    }
+
+    fn pin(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, result::DriverError> {
         context.bind_to_thread()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: at least one byte, freed by the owner only.

@@ -90,6 +90,8 @@ pub struct CudaBackend {
     /// The step at hand.
     shape: StepShape,
     copies: Copies,
+    /// A step has begun and has neither been finished nor undone.
+    open: bool,
     /// Counters of earlier steps that have come in and not been told yet.
     collected: StepCounts,
     /// Why nothing works any more.
@@ -159,6 +161,7 @@ impl Backend for CudaBackend {
         self.tables.granted(plan);
         self.shape = shape;
         self.copies = Copies::default();
+        self.open = true;
         Ok(())
     }
 
@@ -190,10 +193,12 @@ impl Backend for CudaBackend {
         self.frames.ask(&self.compute, plan, self.scratch.results(), bytes)?;
         self.collect(false, None)?;
         self.tell(counts);
+        self.open = false;
         Ok(())
     }
 
     fn abort(&mut self, plan: &StepPlan) {
+        self.open = false;
         if let Err(error) = self.undo(plan) {
             tracing::error!(%error, "a step could not be undone");
             self.broken.get_or_insert_with(|| error.to_string());

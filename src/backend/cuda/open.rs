@@ -233,6 +233,7 @@ impl Device for Cuda {
             frames: Frames::new(&context)?,
             shape: StepShape::default(),
             copies: Copies::default(),
+            open: false,
             collected,
             broken: None,
             context,

@@ -6,7 +6,6 @@ use std::thread::JoinHandle;
 use cudarc::driver::CudaContext;
 use parking_lot::{Condvar, Mutex};
 
-use super::driver::describe;
 use super::layout;
 use super::memory::{DeviceMemory, PinnedMemory};
 use crate::error::Error;
@@ -37,7 +36,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     chunks: Vec<PinnedMemory>,
-    failure: Option<String>,
+    failure: Option<Error>,
     stop: bool,
 }
 
@@ -79,10 +78,13 @@ impl HostPages {
         let chunks = pages.min(self.pages).div_ceil(self.chunk_pages);
         let mut state = self.shared.state.lock();
         while state.chunks.len() < chunks {
-            if let Some(cause) = &state.failure {
+            if let Some(failure) = &state.failure {
                 let pinned = state.chunks.iter().map(|chunk| chunk.bytes() as u64).sum();
                 let bytes = (self.pages * self.page_bytes) as u64;
-                return Err(Error::Pinning { bytes, pinned, cause: cause.clone() });
+                return Err(match failure {
+                    Error::Pinning { cause, .. } => Error::Pinning { bytes, pinned, cause: cause.clone() },
+                    other => Error::DeviceLost { cause: other.to_string() },
+                });
             }
             self.shared.changed.wait(&mut state);
         }
@@ -170,7 +172,7 @@ fn pin_all(
         let mut state = shared.state.lock();
         match chunk {
             Ok(chunk) => state.chunks.push(chunk),
-            Err(error) => state.failure = Some(describe(error)),
+            Err(error) => state.failure = Some(error),
         }
         shared.changed.notify_all();
         if state.failure.is_some() {

@@ -159,6 +159,10 @@ API size_t fakecuda_last_fault(char* text, size_t room) {
   return last_fault.size();
 }
 API void fakecuda_heal() {
+  if (sticky()) {
+    synchronise_all();
+    release_everything();
+  }
   std::lock_guard lock(planted_lock);
   planted = {};
   last_fault.clear();

@@ -119,6 +119,11 @@ impl Session {
         self.release_all();
         self.order(Order::Forward);
         self.delay(Duration::ZERO);
+        self.heal();
+    }
+
+    /// Forgets planted failures. A context that was broken is whole again, and its memory is gone, as if the process had made a new one.
+    pub fn heal(&self) {
         // SAFETY: the hook takes nothing.
         unsafe { self.emulator.hook::<unsafe extern "C" fn()>("fakecuda_heal")() }
     }
@@ -182,6 +187,13 @@ impl Session {
         Held { session: self, stream }
     }
 
+    /// Stops every stream but this one, until the result is dropped.
+    pub fn hold_others<T>(&self, stream: *mut T) -> HeldOthers<'_> {
+        // SAFETY: the driver compares the handle and does no more with it.
+        unsafe { self.emulator.hook::<unsafe extern "C" fn(*mut c_void)>("fakecuda_hold_others")(stream.cast()) };
+        HeldOthers { session: self }
+    }
+
     fn release_all(&self) {
         // SAFETY: the hook takes nothing.
         unsafe { self.emulator.hook::<unsafe extern "C" fn()>("fakecuda_release_all")() }
@@ -217,6 +229,18 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.reset();
+    }
+}
+
+/// Streams that are stopped.
+#[derive(Debug)]
+pub struct HeldOthers<'s> {
+    session: &'s Session,
+}
+
+impl Drop for HeldOthers<'_> {
+    fn drop(&mut self) {
+        self.session.release_all();
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
 use wakekv::{Cuda, CudaBackend, Error, PageLists, Step};
 use wakekv_emulator::{Session, emulator};
 
@@ -29,7 +31,7 @@ impl Tensors for CudaBackend {
 
     fn append_host(step: &mut Step<'_, Self>, layer: usize, k: &[f32], v: &[f32]) -> Result<(), Error> {
         let stream = step.stream().clone();
-        let (k, v) = (stream.clone_htod(k).unwrap(), stream.clone_htod(v).unwrap());
+        let (k, v) = (stream.clone_htod(k).map_err(engine)?, stream.clone_htod(v).map_err(engine)?);
         step.append(layer, &k, &v)
     }
 
@@ -41,12 +43,20 @@ impl Tensors for CudaBackend {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let stream = step.stream().clone();
-        let (q, mut device_out) = (stream.clone_htod(q).unwrap(), stream.clone_htod(out).unwrap());
+        let q = stream.clone_htod(q).map_err(engine)?;
+        let mut device_out = stream.clone_htod(out).map_err(engine)?;
         match pages {
             None => step.attend(layer, &q, &mut device_out),
             Some(pages) => step.attend_pages(layer, &q, pages, &mut device_out),
         }?;
-        stream.memcpy_dtoh(&device_out, out).unwrap();
-        Ok(())
+        stream.memcpy_dtoh(&device_out, out).map_err(engine)
+    }
+}
+
+/// What the engine's own calls meet.
+fn engine(error: DriverError) -> Error {
+    match error.0 {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { knob: "the engine's tensors", bytes: 0 },
+        _ => Error::Cuda { call: "the engine's", cause: error.to_string() },
     }
 }
