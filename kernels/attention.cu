@@ -238,6 +238,9 @@ EXPORT_KERNEL(wakekv_merge)
   ATTEND(wakekv_attend_##type##_d##D##_r4, T, D, 4, false)           \
   ATTEND(wakekv_attend_##type##_d##D##_r8, T, D, 8, false)           \
   ATTEND(wakekv_attend_chunk_##type##_d##D, T, D, 8, true)
+#ifdef WAKEKV_ATTEND
+WAKEKV_ATTEND  // such as ATTEND_DIM(__half, f16, 128): a program that compiles at first use needs one type and head dim
+#else
 #define ATTEND_TYPE(T, type) \
   ATTEND_DIM(T, type, 64)    \
   ATTEND_DIM(T, type, 80)    \
@@ -246,3 +249,4 @@ EXPORT_KERNEL(wakekv_merge)
   ATTEND_DIM(T, type, 256)
 ATTEND_TYPE(__half, f16)
 ATTEND_TYPE(__nv_bfloat16, bf16)
+#endif

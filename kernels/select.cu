@@ -7,8 +7,6 @@
 
 constexpr u32 SCORE_WARPS = 4;
 constexpr u32 SELECT_THREADS = 256;
-constexpr u32 SCORED_ROWS = 8;  // at a time
-constexpr u32 MAX_HEAD_DIM = 256;
 
 enum { SELECT_ALL, SELECT_TOP, SELECT_LISTED };
 struct Selection {
@@ -49,7 +47,7 @@ __device__ __forceinline__ float sum_of_8_lanes(float x) {
 }
 
 // Both score functions: the warp scores one page, staged in shared memory, for 4 rows at a time, 8 lanes each; the result is in all
-// 8 lanes of each row. q: [SCORED_ROWS, dim] of shared memory.
+// 8 lanes of each row. q: [dim] of shared memory.
 template <typename T> __device__ float min_max_score(const u8* digest, const float* q, u32 dim) {
   const u32 lane = threadIdx.x % 8;
   const T* lowest = reinterpret_cast<const T*>(digest);
