@@ -39,7 +39,7 @@ template <typename T, int D, int ROWS, bool CHUNK>
 __device__ void attend(const Shape& shape, const Entry* entries, const Demand& demand, const Attention& a) {
   constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32;  // that share a token
   constexpr int TOKENS = 32 / LANES;                       // of one load instruction
-  constexpr int UNROLL = TOKENS >= 4 ? 2 : 4;
+  constexpr int UNROLL = TOKENS >= 4 || CHUNK ? 2 : 4;
   static_assert(8 % (TOKENS * UNROLL) == 0, "pages of 8 tokens and more are whole turns");
   SHARED_MEMORY(shared);
 
@@ -94,11 +94,9 @@ __device__ void attend(const Shape& shape, const Entry* entries, const Demand& d
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) {
         const u32 token = turn + u * TOKENS + lane / LANES;
-        k[u] = v[u] = Vec8<T>{};
-        if (reads && token < filled) {  // what lies behind was never written
-          k[u] = *reinterpret_cast<const Vec8<T>*>(keys + token * D + sub * 8);
-          v[u] = *reinterpret_cast<const Vec8<T>*>(keys + block_elements + token * D + sub * 8);
-        }
+        const bool wanted = reads && token < filled;  // what lies behind was never written
+        k[u] = load8_if(wanted, keys + token * D + sub * 8);
+        v[u] = load8_if(wanted, keys + block_elements + token * D + sub * 8);
       }
 
       float logit[UNROLL][ROWS];
@@ -224,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(256) wakekv_merge(Attention a, u32 
 EXPORT_KERNEL(wakekv_merge)
 
 #define ATTEND(name, T, D, ROWS, CHUNK)                                                      \
-  extern "C" __global__ void __launch_bounds__(ATTEND_THREADS)                               \
+  extern "C" __global__ void __launch_bounds__(ATTEND_THREADS, 1)                            \
   name(Shape shape, const Entry* entries, Demand demand, Attention a) {                      \
     attend<T, D, ROWS, CHUNK>(shape, entries, demand, a);                                    \
   }                                                                                          \

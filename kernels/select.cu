@@ -201,7 +201,7 @@ __device__ u32 nth_largest(const float* scores, u32 first, u32 end, u32 wanted, 
 // One block per lane: grid (kv_heads, entries). listed: [lanes + 1] offsets into list_pages, for SELECT_LISTED; a list may have
 // any order, and names no page twice. scores: [lanes, room]; with SELECT_LISTED scratch of the same size.
 // Bytes moved: 20 per candidate, 8 per demanded page. Shared memory: (256 + 2 + 8) * 4 bytes.
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
 wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection selection, float* scores, const u32* listed,
               const u32* list_pages, Demand demand, Fault* fault) {
   SHARED_MEMORY(shared);
