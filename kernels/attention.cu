@@ -43,7 +43,7 @@ template <typename T, int D, int ROWS, bool CHUNK>
 __device__ void attend(const Shape& shape, const Entry* entries, const Demand& demand, const Attention& a) {
   constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32;  // that share a token
   constexpr int TOKENS = 32 / LANES;                       // of one load instruction
-  constexpr int UNROLL = TOKENS >= 4 ? 2 : 4;
+  constexpr int UNROLL = TOKENS >= 4 || CHUNK ? 2 : 4;
   static_assert(8 % (TOKENS * UNROLL) == 0, "pages of 8 tokens and more are whole turns");
   SHARED_MEMORY(shared);
 
@@ -99,11 +99,9 @@ __device__ void attend(const Shape& shape, const Entry* entries, const Demand& d
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) {
         const u32 token = turn + u * TOKENS + lane / LANES;
-        k[u] = v[u] = Vec8<T>{};
-        if (reads && token < filled) {  // what lies behind was never written
-          k[u] = *reinterpret_cast<const Vec8<T>*>(keys + token * D + sub * 8);
-          v[u] = *reinterpret_cast<const Vec8<T>*>(keys + block_elements + token * D + sub * 8);
-        }
+        const bool wanted = reads && token < filled;  // what lies behind was never written
+        k[u] = load8_if(wanted, keys + token * D + sub * 8);
+        v[u] = load8_if(wanted, keys + block_elements + token * D + sub * 8);
       }
 
       float logit[UNROLL][ROWS];
@@ -236,7 +234,7 @@ wakekv_merge(Shape shape, const Entry* entries, Attention a, void* out, u32 out_
 EXPORT_KERNEL(wakekv_merge)
 
 #define ATTEND(name, T, D, ROWS, CHUNK)                                                      \
-  extern "C" __global__ void __launch_bounds__(ATTEND_THREADS)                               \
+  extern "C" __global__ void __launch_bounds__(ATTEND_THREADS, 1)                            \
   name(Shape shape, const Entry* entries, Demand demand, Attention a) {                      \
     attend<T, D, ROWS, CHUNK>(shape, entries, demand, a);                                    \
   }                                                                                          \
@@ -250,6 +248,9 @@ EXPORT_KERNEL(wakekv_merge)
   ATTEND(wakekv_attend_##type##_d##D##_r4, T, D, 4, false)           \
   ATTEND(wakekv_attend_##type##_d##D##_r8, T, D, 8, false)           \
   ATTEND(wakekv_attend_chunk_##type##_d##D, T, D, 8, true)
+#ifdef WAKEKV_ATTEND
+WAKEKV_ATTEND  // such as ATTEND_DIM(__half, f16, 128): a program that compiles at first use needs one type and head dim
+#else
 #define ATTEND_TYPE(T, type) \
   ATTEND_DIM(T, type, 64)    \
   ATTEND_DIM(T, type, 80)    \
@@ -258,3 +259,4 @@ EXPORT_KERNEL(wakekv_merge)
   ATTEND_DIM(T, type, 256)
 ATTEND_TYPE(__half, f16)
 ATTEND_TYPE(__nv_bfloat16, bf16)
+#endif

@@ -7,8 +7,6 @@
 
 constexpr u32 SCORE_WARPS = 4;
 constexpr u32 SELECT_THREADS = 256;
-constexpr u32 SCORED_ROWS = 8;  // at a time
-constexpr u32 MAX_HEAD_DIM = 256;
 
 enum { SELECT_ALL, SELECT_TOP, SELECT_LISTED };
 struct Selection {
@@ -52,7 +50,7 @@ __device__ __forceinline__ float sum_of_8_lanes(float x) {
 }
 
 // Both score functions: the warp scores one page, staged in shared memory, for 4 rows at a time, 8 lanes each; the result is in all
-// 8 lanes of each row. q: [SCORED_ROWS, dim] of shared memory.
+// 8 lanes of each row. q: [dim] of shared memory.
 template <typename T> __device__ float min_max_score(const u8* digest, const float* q, u32 dim) {
   const u32 lane = threadIdx.x % 8;
   const T* lowest = reinterpret_cast<const T*>(digest);
@@ -212,7 +210,7 @@ __device__ u32 nth_largest(const float* scores, u32 first, u32 end, u32 wanted, 
 // One block per lane: grid (kv_heads, entries). listed: [lanes + 1] offsets into list_pages, for SELECT_LISTED; a list may have
 // any order, and names no page twice. scores: [lanes, room]; with SELECT_LISTED scratch of the same size.
 // Bytes moved: 20 per candidate, 8 per demanded page. Shared memory: (256 + 2 + 8) * 4 bytes.
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
 wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection selection, float* scores, const u32* listed,
               const u32* list_pages, Demand demand, Fault* fault) {
   SHARED_MEMORY(shared);
