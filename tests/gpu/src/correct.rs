@@ -118,7 +118,7 @@ fn shapes(device: &Device) -> Result<usize, String> {
         let mut cache = builder.build(device.cuda.clone()).unwrap();
         let sequence = cache.insert();
         let mut start = 0;
-        for tokens in [4 * page_tokens + 3, 5, 1, 1] {
+        for tokens in [2 * page_tokens + 3, 5, 1, 1] {
             let part = Part::new(&world, sequence, start, tokens);
             let (outputs, _) = run_step(&mut cache, &[part]).unwrap();
             if tokens < 9 {
