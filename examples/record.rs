@@ -68,6 +68,14 @@ struct Options {
     #[arg(long, value_name = "PAGES", default_value_t = 32)]
     budget: usize,
 
+    /// Also write log.npz and meta.json, WakeKV's log: the 64 tokens that each query head attended to most
+    #[arg(long)]
+    attention: bool,
+
+    /// Also write tensors.npz: queries, keys and values, from which policies that look at attention can be judged
+    #[arg(long)]
+    tensors: bool,
+
     /// The folder that the runs' folders go into
     #[arg(long, value_name = "FOLDER", default_value = "traces")]
     out: PathBuf,
@@ -139,6 +147,12 @@ fn one(
     let recording = record(decoding, &context, script, (reads, options.budget), || writing.inc(1))?;
     writing.finish_and_clear();
     recording.trace.save(folder)?;
+    if options.attention {
+        recording.log(&decoding)?.write(folder)?;
+    }
+    if options.tensors {
+        recording.tensors.save(folder.join("tensors.npz"))?;
+    }
     let live = recording.live;
     println!(
         "{}: {tokens} tokens read, {} decoded; {} pages demanded, {} hits, {} compulsory and {} capacity misses",
