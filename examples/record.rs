@@ -18,8 +18,8 @@ use llm::process::{self, progress};
 use llm::tokenizer::Tokenizer;
 use tasks::context::Context;
 use tasks::record::record;
-use tasks::run::{Decoding, PINNED, Reads};
-use tasks::{Frame, Rest, Script, Task};
+use tasks::run::{Answer, Decoding, PINNED, Reads};
+use tasks::{Frame, Measure, Rest, Script, Task};
 
 /// Runs a model on a task or a prompt while a live cache decodes, and keeps what every head demanded, hit and missed.
 ///
@@ -155,15 +155,21 @@ fn one(
     }
     let live = recording.live;
     println!(
-        "{}: {tokens} tokens read, {} decoded; {} pages demanded, {} hits, {} compulsory and {} capacity misses",
+        "{}: {tokens} tokens read, {} decoded; {} pages demanded, {} hits, {} compulsory and {} capacity misses{}",
         folder.display(),
         recording.trace.marks().len() - 1,
         live.demanded,
         live.hits,
         live.compulsory,
-        live.capacity
+        live.capacity,
+        options.task.and_then(Task::measure).map_or(String::new(), |measure| judged(&recording.answer, measure))
     );
     Ok(())
+}
+
+fn judged(answer: &Answer, measure: Measure) -> String {
+    let value = answer.score(measure).value(measure);
+    format!("; {} {value:.3}", measure.name())
 }
 
 fn digest(text: &str) -> Result<Digest, String> {

@@ -14,6 +14,8 @@ pub struct Job {
     pub seed: u64,
     /// Whether a run without limit is compared as well.
     pub compared: bool,
+    /// Whether queries, keys and values are kept, for policies that look at them.
+    pub tensors: bool,
 }
 
 /// How the evaluation is done.
@@ -32,30 +34,28 @@ pub struct Plan {
     pub pace: Vec<usize>,
 }
 
-/// The whole evaluation: the runs that take longest come first, so that all threads end at about the same time.
+/// The whole evaluation.
 pub fn full() -> Plan {
     let mut jobs = Vec::new();
-    let mut add = |task, contexts: &[usize], each: u64| {
-        for (index, &context) in (0u64..).zip(contexts) {
-            jobs.extend((0..each).map(|run| index * each + run).map(|seed| Job {
-                task,
-                context,
-                seed,
-                compared: seed == 0,
-            }));
-        }
-    };
-    add(Task::Story, &[5600, 4000, 3000, 2000, 1000], 1);
-    for task in [Task::Needle, Task::Distractors, Task::Turns] {
-        add(task, &[2048], 10);
+    let stories = [1000, 2000, 3000, 4000, 5600];
+    let others = [
+        (Task::Needle, 2048, 10),
+        (Task::Distractors, 2048, 10),
+        (Task::Turns, 2048, 10),
+        (Task::Copy, 2048, 10),
+        (Task::Chain, 1024, 5),
+        (Task::Prose, 1024, 10),
+    ];
+    // Seed by seed, so that an evaluation that is stopped has something of everything.
+    for seed in 0..10 {
+        let others = others.into_iter().filter(|&(.., runs)| seed < runs).map(|(task, context, _)| (task, context));
+        let story = stories.get(seed as usize).map(|&context| (Task::Story, context));
+        let job = |(task, context)| Job { task, context, seed, compared: seed == 0, tensors: seed < 2 };
+        jobs.extend(others.chain(story).map(job));
     }
-    add(Task::Copy, &[2048], 10);
-    add(Task::Chain, &[1024], 5);
-    add(Task::Prose, &[1024], 10);
     let mut reads = vec![Reads::Full];
     for pages in [16, 8, 4] {
-        let digests = [Reads::Oracle(pages), Reads::Digest(KeySketch2, pages), Reads::Digest(MinMax, pages)];
-        reads.extend(digests);
+        reads.extend([Reads::Oracle(pages), Reads::Digest(KeySketch2, pages), Reads::Digest(MinMax, pages)]);
     }
     reads.push(Reads::Window(16));
     Plan {
@@ -70,7 +70,7 @@ pub fn full() -> Plan {
 
 /// A few short runs that show that everything works and that every check holds.
 pub fn short() -> Plan {
-    let job = |task, seed| Job { task, context: 512, seed, compared: true };
+    let job = |task, seed| Job { task, context: 512, seed, compared: true, tensors: true };
     Plan {
         jobs: vec![
             job(Task::Needle, 0),

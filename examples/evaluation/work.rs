@@ -72,6 +72,9 @@ impl Bench<'_> {
         let recorded = record(recording, &context, &script, self.plan.recorded, || ())?;
         recorded.trace.save(folder)?;
         recorded.log(&recording)?.write(folder)?;
+        if job.tensors {
+            recorded.tensors.save(folder.join("tensors.npz"))?;
+        }
 
         let (reads, _) = self.plan.recorded;
         let same = job.compared.then(|| {

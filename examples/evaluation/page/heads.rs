@@ -45,7 +45,8 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
         "## How heads behave\n\nPer KV head and run. *Pages read* is what the cache demanded; *64 tokens* is what WakeKV looks at: the \
          pages of the 64 tokens with the most attention, over the group. Jaccard and κ (overlap beyond chance) compare a step \
          with the one before. Unstable and drift are the paper's rules, shifted is ours; *by chance* is how many heads it flags \
-         when their steps are shuffled.\n\n{}\n\
+         when their steps are shuffled; where a text grows by many pages, shuffling mixes contexts of unlike length, and that share is \
+         high itself.\n\n{}\n\
          By the paper's rule {} of the heads drift in their attention, by ours {} shift, {} by chance. The paper reports 63 to 85 % of \
          drifting heads; its rule also flags heads that follow a local window or sample a fixed distribution, which is why ours is \
          beside it.\n\n\

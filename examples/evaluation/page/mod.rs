@@ -16,6 +16,7 @@ use super::peer::Speeds;
 use super::plan::Plan;
 use super::regime::Regime;
 use crate::study::table::Table;
+use crate::tasks::Measure;
 
 /// Everything there is to tell.
 pub struct Findings<'a> {
@@ -52,7 +53,7 @@ fn head(findings: &Findings<'_>) -> String {
             let (least, most) = (numbers().min().unwrap_or(0), numbers().max().unwrap_or(0));
             if least == most { least.to_string() } else { format!("{least} to {most}") }
         };
-        let judged = regime.task.measure().map_or("not judged: demand only", quality::describe);
+        let judged = regime.task.measure().map_or("not judged: demand only", Measure::name);
         runs.row([
             regime.task.to_string(),
             regime.runs.len().to_string(),

@@ -11,14 +11,6 @@ use crate::study::table::Table;
 use crate::tasks::run::Reads;
 use crate::tasks::{Measure, Task};
 
-pub fn describe(measure: Measure) -> &'static str {
-    match measure {
-        Measure::Found => "answers found in the text",
-        Measure::Agreement => "given tokens that the model thought likeliest",
-        Measure::Perplexity => "perplexity of given tokens",
-    }
-}
-
 pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
     let scored: Vec<(&Regime, Measure)> =
         findings.regimes.iter().filter_map(|regime| Some((regime, regime.task.measure()?))).collect();
@@ -74,7 +66,7 @@ fn quality_chart(findings: &Findings<'_>, regime: &Regime, measure: Measure) -> 
         series.push(Series { name: "full".into(), points, bound: true });
     }
     Lines {
-        title: format!("{}: {}", regime.task, describe(measure)),
+        title: format!("{}: {}", regime.task, measure.name()),
         x: "pages that a head reads per token".into(),
         y: "share".into(),
         series,
