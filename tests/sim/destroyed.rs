@@ -215,12 +215,10 @@ fn slow_rkv_scores(world: &World, layer: usize, kv_head: usize, alive: &[usize],
     importance.iter().zip(redundancy).map(|(i, r)| f64::from(0.1f32) * i - (1.0 - f64::from(0.1f32)) * r).collect()
 }
 
-/// `deal` says how many tokens each head of the layer keeps, or that none goes.
-fn slow_pruning(
-    world: &World,
-    layer: usize,
-    deal: &dyn Fn(&[Vec<usize>], &[Vec<f64>]) -> Option<Vec<usize>>,
-) -> Vec<Left> {
+/// From a layer's tokens alive and their scores, how many each head keeps, or that none goes.
+type Deal<'d> = dyn Fn(&[Vec<usize>], &[Vec<f64>]) -> Option<Vec<usize>> + 'd;
+
+fn slow_pruning(world: &World, layer: usize, deal: &Deal<'_>) -> Vec<Left> {
     let mut alive: Vec<Vec<usize>> = vec![(0..PROMPT - 1).collect(); 2];
     let mut left: Vec<Left> = vec![Vec::new(); 2];
     for token in PROMPT - 1..TOKENS {
