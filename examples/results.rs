@@ -14,6 +14,7 @@ use clap::Parser;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use wakekv::trace::Trace;
 
+use evaluation::attentive::{self, Judged};
 use evaluation::page::{self, Findings};
 use evaluation::plan::{self, Job, Plan};
 use evaluation::regime::Regime;
@@ -54,6 +55,10 @@ struct Options {
     #[arg(long)]
     resume: bool,
 
+    /// Begin no more runs after so many minutes: the page says how many there were
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
+
     /// Where results.md goes, and a folder of charts beside it [default: docs, or the work folder with --short]
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -81,9 +86,11 @@ fn run(options: &Options) -> Result<()> {
     let plan = if options.short { plan::short() } else { plan::full() };
 
     let bench = Bench { model: &model, frame, plan: &plan, work: &work, resume: options.resume };
-    let runs = make_runs(&bench, workers)?;
+    let until = options.minutes.map(|minutes| started + Duration::from_secs(60 * minutes));
+    let runs = make_runs(&bench, workers, until)?;
     let regimes = replay(runs, &plan, workers)?;
     let checked = checks::check(&regimes, &plan.reads)?;
+    let attentive = look_at_tensors(&regimes, &plan, workers)?;
     let speeds = peer_speeds(&regimes, &plan, &work)?;
     let mut paces = Vec::new();
     for &context in &plan.pace {
@@ -104,6 +111,7 @@ fn run(options: &Options) -> Result<()> {
         time: started.elapsed(),
         regimes: &regimes,
         checked,
+        attentive: &attentive,
         speeds: &speeds,
         paces: &paces,
     };
@@ -121,20 +129,23 @@ fn run(options: &Options) -> Result<()> {
 }
 
 /// Every run of the plan, with a line of progress for each that is under way.
-fn make_runs(bench: &Bench<'_>, workers: usize) -> Result<Vec<Done>> {
+fn make_runs(bench: &Bench<'_>, workers: usize, until: Option<Instant>) -> Result<Vec<Done>> {
     let lines = MultiProgress::new();
     let all = lines.add(bar("{msg} {wide_bar} {pos}/{len} {elapsed}", "runs"));
     all.set_length(bench.plan.jobs.len() as u64);
     let runs = parallel(workers, &bench.plan.jobs, |&job: &Job| {
+        if until.is_some_and(|until| Instant::now() > until) && !bench.has(job) {
+            return Ok(None);
+        }
         let line = lines.add(bar("  {msg} {elapsed}", ""));
         let name = format!("{} {} seed {}", job.task, job.context, job.seed);
         let done = bench.run(job, |what| line.set_message(format!("{name}: {what}")));
         line.finish_and_clear();
         all.inc(1);
-        done
+        done.map(Some)
     });
     all.finish_and_clear();
-    runs
+    Ok(runs?.into_iter().flatten().collect())
 }
 
 fn bar(template: &str, message: &'static str) -> ProgressBar {
@@ -162,6 +173,28 @@ fn replay(runs: Vec<Done>, plan: &Plan, workers: usize) -> Result<Vec<Regime>> {
     });
     bar.finish_and_clear();
     regimes
+}
+
+/// One run of some tasks under policies that look at queries and keys.
+fn look_at_tensors(regimes: &[Regime], plan: &Plan, workers: usize) -> Result<Vec<Judged>> {
+    let pairs: Vec<(&Done, &Done)> = plan
+        .attentive
+        .iter()
+        .filter_map(|task| regimes.iter().find(|regime| regime.task == *task))
+        .filter_map(|regime| {
+            let mut kept = regime.runs.iter().filter(|run| run.job.tensors);
+            kept.next().zip(kept.next())
+        })
+        .collect();
+    let bar = process::progress("judging by attention");
+    bar.set_length(pairs.len() as u64);
+    let judged = parallel(workers, &pairs, |(run, other)| {
+        let judged = attentive::compare(run, other, plan);
+        bar.inc(1);
+        judged
+    });
+    bar.finish_and_clear();
+    Ok(judged?.concat())
 }
 
 /// The longest generation through the replay and its peer.

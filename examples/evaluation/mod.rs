@@ -1,15 +1,17 @@
 //! The evaluation: runs of a model on tasks, their replays, and the page that tells what came out.
 //!
 //! ```text
-//! plan    which runs there are
-//! work    one run: every way of reading scored, one recorded; and what is kept of it
-//! checks  what must hold of every run
-//! pace    decoding speed by how often pages are selected anew
-//! peer    the replay's speed beside plain Python's
-//! regime  all runs of a kind, replayed
-//! page    docs/results.md
+//! plan       which runs there are
+//! work       one run: every way of reading scored, one recorded; and what is kept of it
+//! checks     what must hold of every run
+//! pace       decoding speed by how often pages are selected anew
+//! peer       the replay's speed beside plain Python's
+//! regime     all runs of a kind, replayed
+//! attentive  policies that look at queries and keys
+//! page       docs/results.md
 //! ```
 
+pub mod attentive;
 pub mod checks;
 pub mod pace;
 pub mod page;

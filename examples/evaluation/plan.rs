@@ -30,6 +30,9 @@ pub struct Plan {
     pub least: usize,
     /// Pages per head in the replays.
     pub budgets: Vec<usize>,
+    /// Tasks of which one run is judged under policies that look at queries and keys, and the pages per head there.
+    pub attentive: Vec<Task>,
+    pub attentive_budgets: Vec<usize>,
     /// Tokens of context at which decoding speed is measured.
     pub pace: Vec<usize>,
 }
@@ -55,8 +58,10 @@ pub fn full() -> Plan {
     }
     let mut reads = vec![Reads::Full];
     for pages in [16, 8, 4] {
-        reads.extend([Reads::Oracle(pages), Reads::Digest(KeySketch2, pages), Reads::Digest(MinMax, pages)]);
+        reads.extend([Reads::Digest(KeySketch2, pages), Reads::Digest(MinMax, pages)]);
     }
+    // Where a digest has something left to lose.
+    reads.extend([8, 4].map(Reads::Oracle));
     reads.push(Reads::Window(16));
     Plan {
         jobs,
@@ -64,6 +69,8 @@ pub fn full() -> Plan {
         recorded: (Reads::Digest(KeySketch2, 16), 32),
         least: 128,
         budgets: vec![16, 20, 24, 32, 48, 64, 96],
+        attentive: vec![Task::Needle, Task::Turns, Task::Copy, Task::Chain],
+        attentive_budgets: vec![16, 32],
         pace: vec![4096],
     }
 }
@@ -83,6 +90,8 @@ pub fn short() -> Plan {
         recorded: (Reads::Digest(KeySketch2, 8), 12),
         least: 48,
         budgets: vec![8, 12, 16, 24],
+        attentive: vec![Task::Needle],
+        attentive_budgets: vec![8],
         pace: Vec::new(),
     }
 }

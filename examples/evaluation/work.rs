@@ -48,9 +48,18 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// Whether a run is there already, and may be kept.
+    pub fn has(&self, job: Job) -> bool {
+        self.resume && self.folder(job).join("done.json").exists()
+    }
+
+    fn folder(&self, job: Job) -> PathBuf {
+        self.work.join(format!("{}-{}-{}", job.task, job.context, job.seed))
+    }
+
     /// Makes a run. `on` is told what it is at.
     pub fn run(&self, job: Job, on: impl Fn(&str)) -> Result<Done> {
-        let folder = self.work.join(format!("{}-{}-{}", job.task, job.context, job.seed));
+        let folder = self.folder(job);
         if self.resume
             && let Ok(text) = std::fs::read_to_string(folder.join("done.json"))
         {

@@ -1,5 +1,6 @@
 //! The page that tells what came out: text, tables and charts, all of it made here.
 
+mod attentive;
 mod heads;
 mod misses;
 mod quality;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::attentive::Judged;
 use super::checks::Checked;
 use super::pace::{self, Pace};
 use super::peer::Speeds;
@@ -27,6 +29,7 @@ pub struct Findings<'a> {
     pub time: Duration,
     pub regimes: &'a [Regime],
     pub checked: Checked,
+    pub attentive: &'a [Judged],
     pub speeds: &'a [Speeds],
     pub paces: &'a [Pace],
 }
@@ -39,6 +42,7 @@ pub fn write(findings: &Findings<'_>, folder: &Path) -> Result<()> {
     page += &quality::section(findings, &charts)?;
     page += &heads::section(findings, &charts)?;
     page += &misses::section(findings, &charts)?;
+    page += &attentive::section(findings);
     page += &speed(findings);
     let path = folder.join("results.md");
     std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))
