@@ -1,7 +1,9 @@
 //! A run whose demands are recorded by a live cache, and whose queries, keys and values can be kept.
 
 use anyhow::{Context as _, Result, bail};
-use wakekv::trace::{Log, Recorder, Tensors, Trace};
+#[cfg(feature = "trace")]
+use wakekv::trace::Log;
+use wakekv::trace::{Recorder, Tensors, Trace};
 use wakekv::{Counts, Cpu};
 
 use super::Script;
@@ -10,6 +12,7 @@ use super::run::{Answer, Decoding, Reads};
 use crate::llm::cached::Cached;
 
 /// Tokens that WakeKV's logs hold per query head and step.
+#[cfg(feature = "trace")]
 pub const LOGGED: usize = 64;
 
 /// What a recorded run left.
@@ -21,6 +24,7 @@ pub struct Recording {
     pub tensors: Tensors,
 }
 
+#[cfg(feature = "trace")]
 impl Recording {
     /// The run as a log in WakeKV's format: what every query head attended to most, over all that there was to attend to.
     pub fn log(&self, decoding: &Decoding<'_>) -> Result<Log> {
