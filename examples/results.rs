@@ -90,17 +90,8 @@ fn run(options: &Options) -> Result<()> {
     let runs = make_runs(&bench, workers, until)?;
     let regimes = replay(runs, &plan, workers)?;
     let checked = checks::check(&regimes, &plan.reads)?;
-    let attentive = look_at_tensors(&regimes, &plan, workers)?;
-    let speeds = peer_speeds(&regimes, &plan, &work)?;
-    let mut paces = Vec::new();
-    for &context in &plan.pace {
-        eprintln!("decoding speed at {context} tokens");
-        let script = Task::Prose.script(&frame, context, 0)?;
-        paces.extend(pace::measure(&model, &script.context)?);
-    }
-
     let out = options.out.clone().unwrap_or_else(|| if options.short { work.clone() } else { PathBuf::from("docs") });
-    let findings = Findings {
+    let mut findings = Findings {
         plan: &plan,
         model: path.file_stem().map_or(String::new(), |name| name.to_string_lossy().into_owned()),
         command: format!(
@@ -111,10 +102,19 @@ fn run(options: &Options) -> Result<()> {
         time: started.elapsed(),
         regimes: &regimes,
         checked,
-        attentive: &attentive,
-        speeds: &speeds,
-        paces: &paces,
+        attentive: Vec::new(),
+        speeds: peer_speeds(&regimes, &plan, &work)?,
+        paces: Vec::new(),
     };
+    // What is known by now, in case that the rest takes longer than somebody wants to wait.
+    page::write(&findings, &out)?;
+    findings.attentive = look_at_tensors(&regimes, &plan, workers)?;
+    for &context in &plan.pace {
+        eprintln!("decoding speed at {context} tokens");
+        let script = Task::Prose.script(&frame, context, 0)?;
+        findings.paces.extend(pace::measure(&model, &script.context)?);
+    }
+    findings.time = started.elapsed();
     page::write(&findings, &out)?;
     println!(
         "{} runs, {} exact replays, {} equal texts, {} policies within their bounds; {} written in {:.0} s",

@@ -69,7 +69,7 @@ pub fn full() -> Plan {
         recorded: (Reads::Digest(KeySketch2, 16), 32),
         least: 128,
         budgets: vec![16, 20, 24, 32, 48, 64, 96],
-        attentive: vec![Task::Needle, Task::Turns, Task::Copy, Task::Chain],
+        attentive: vec![Task::Needle, Task::Copy, Task::Chain],
         attentive_budgets: vec![16, 32],
         pace: vec![4096],
     }

@@ -62,7 +62,10 @@ impl Regime {
             let split = |index: usize| own.get((index + shift) % own.len());
             traces.iter().enumerate().map(|(index, trace)| Run { trace, split: split(index) }).collect()
         };
-        let cells = grid(&judged(1), &Contender::all(), &plan.budgets, Accounting::Strict, || ())?;
+        let mut contenders = Contender::all();
+        // With one run there is no other to learn from.
+        contenders.retain(|&contender| contender != Contender::Frozen || traces.len() > 1);
+        let cells = grid(&judged(1), &contenders, &plan.budgets, Accounting::Strict, || ())?;
         let own_split =
             plan.budgets.iter().map(|&budget| cell(&judged(0), Contender::Frozen, budget, Accounting::Strict));
         let own_split = own_split.collect::<Result<_>>()?;

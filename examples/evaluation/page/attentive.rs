@@ -11,7 +11,7 @@ pub fn section(findings: &Findings<'_>) -> String {
         ["task", "budget", "policy", "resident", "miss rate", "the rule's there", "lost mass", "output error"];
     let mut table = Table::new(columns);
     let (mut wins, mut compared) = (0, 0);
-    for judged in findings.attentive {
+    for judged in &findings.attentive {
         let rate = |rate: f64| format!("{rate:.4}");
         if let Some(matched) = judged.matched.filter(|_| judged.policy != "reactive lru") {
             compared += 1;

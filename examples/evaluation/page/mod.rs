@@ -29,9 +29,9 @@ pub struct Findings<'a> {
     pub time: Duration,
     pub regimes: &'a [Regime],
     pub checked: Checked,
-    pub attentive: &'a [Judged],
-    pub speeds: &'a [Speeds],
-    pub paces: &'a [Pace],
+    pub attentive: Vec<Judged>,
+    pub speeds: Vec<Speeds>,
+    pub paces: Vec<Pace>,
 }
 
 /// Writes `results.md` into a folder and the charts into `results` beside it.
@@ -101,7 +101,7 @@ fn speed(findings: &Findings<'_>) -> String {
                  checks; `cargo bench --bench replay` measures without.\n\n";
         let mut table =
             Table::new(["budget", "pages replayed", "replay, pages/s", "plain Python, pages/s", "times as fast"]);
-        for speed in findings.speeds {
+        for speed in &findings.speeds {
             table.row([
                 speed.budget.to_string(),
                 speed.pages.to_string(),
@@ -122,7 +122,7 @@ fn speed(findings: &Findings<'_>) -> String {
             pace::BUDGET
         );
         let mut table = Table::new(["context", "attention", "selected every", "tokens/s", "of dense"]);
-        for pace in findings.paces {
+        for pace in &findings.paces {
             let (attention, every) = match pace.reads.pages() {
                 Some(pages) => (format!("{}, {pages} pages", pace.reads.name()), format!("{} tokens", pace.every)),
                 None => ("dense".to_owned(), "–".to_owned()),
