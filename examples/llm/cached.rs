@@ -30,6 +30,11 @@ impl Cached {
         Self { cache, sequence, prefill: Tally::default(), decode: Tally::default() }
     }
 
+    /// The sequence's handle, for a recorder.
+    pub fn sequence(&self) -> Sequence {
+        self.sequence
+    }
+
     /// What the cache did for the prompt.
     pub fn prefill(&self) -> &Tally {
         &self.prefill
@@ -74,8 +79,12 @@ impl Memory for Cached {
 /// A step of the cache is all that a forward pass needs.
 impl Attention for Step<'_, CpuBackend> {
     fn attend(&mut self, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<()> {
-        self.append(layer, k, v)?;
+        Step::append(self, layer, k, v)?;
         Step::attend(self, layer, q, out)?;
         Ok(())
+    }
+
+    fn append(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
+        Ok(Step::append(self, layer, k, v)?)
     }
 }
