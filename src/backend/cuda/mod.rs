@@ -18,10 +18,11 @@
 mod calibrate;
 mod capture;
 mod check;
+mod compile;
 mod copies;
 mod driver;
 mod frames;
-mod image;
+mod images;
 mod kernels;
 mod layer;
 mod layout;
