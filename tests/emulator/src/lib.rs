@@ -215,6 +215,16 @@ impl Session {
         }
     }
 
+    /// Calls of a function of the driver so far, by its exported name.
+    ///
+    /// # Panics
+    /// If the name holds a zero byte.
+    pub fn calls(&self, name: &str) -> usize {
+        let name = CString::new(name).expect("names hold no zero byte");
+        // SAFETY: the hook's type, and a string that ends with a zero byte.
+        unsafe { self.emulator.hook::<unsafe extern "C" fn(*const c_char) -> usize>("fakecuda_calls")(name.as_ptr()) }
+    }
+
     /// What broke the context, in words. Empty if it is whole.
     pub fn last_fault(&self) -> String {
         let mut text = [0u8; 512];
