@@ -46,6 +46,8 @@ pub struct Setup {
     pub reservoir: Reservoir,
     /// What decode steps demand.
     pub selection: Selection,
+    /// What the scores of pages are raised by that the last selection of a finished step chose. Not negative.
+    pub stickiness: f32,
     /// The selection's pins.
     pub pins: Pins,
     /// Whether freed slots are overwritten with zeros.

@@ -15,7 +15,7 @@ pub enum Worth {
 }
 
 /// What an oracle demands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OracleSettings {
     /// Tokens per page, at least 1.
     pub page_tokens: usize,
@@ -23,6 +23,8 @@ pub struct OracleSettings {
     pub count: usize,
     /// Which pages these are.
     pub worth: Worth,
+    /// What a page that the step before chose is worth more: as [`CacheBuilder::stickiness`](crate::CacheBuilder::stickiness).
+    pub stickiness: f32,
     /// Pages that are always demanded.
     pub pins: Pins,
     /// Tokens per query head and step that the demand is for: those with the greatest weights.
@@ -36,6 +38,7 @@ impl Default for OracleSettings {
             page_tokens: 16,
             count: 8,
             worth: Worth::Logit,
+            stickiness: 0.0,
             pins: Pins { sinks: 1, recent: 1 },
             tokens: 64,
         }
@@ -156,6 +159,8 @@ struct OracleStep {
     mass: Vec<f32>,
     order: Vec<u32>,
     group: usize,
+    /// What the last step chose beside the pinned pages.
+    chosen: Vec<u32>,
     demanded: Vec<u32>,
     masses: Vec<f32>,
     wanted: Vec<u32>,
@@ -199,10 +204,14 @@ impl OracleStep {
         };
         // Pinned pages come first, whatever they are worth.
         let count = settings.count.saturating_add((0..=last).filter(|&page| pinned(page)).count());
-        let rank = |page: usize| {
-            if pinned(page as u32) { f32::INFINITY } else { worth.get(page).copied().unwrap_or(0.0) }
-        };
+        let mut ranks: Vec<f32> = worth.clone();
+        for &page in &self.chosen {
+            ranks[page as usize] += settings.stickiness;
+        }
+        let rank = |page: usize| if pinned(page as u32) { f32::INFINITY } else { ranks[page] };
         greatest(&mut self.order, pages, count, rank);
+        self.chosen.clear();
+        self.chosen.extend(self.order.iter().filter(|&&page| !pinned(page)));
         self.demanded.clone_from(&self.order);
         self.demanded.sort_unstable();
         self.masses.clear();

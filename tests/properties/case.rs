@@ -41,6 +41,7 @@ pub struct Case {
     pub selection: Selection,
     pub pins: Pins,
     pub reselect_every: usize,
+    pub stickiness: f32,
     pub budget: Option<usize>,
     /// Pages that the reservoir holds.
     pub groups: usize,
@@ -91,6 +92,7 @@ impl Case {
             selection,
             pins,
             reselect_every: 1 + rng.below(3),
+            stickiness: rng.pick(&[0.0, 0.0, 0.5, 3.0]),
             budget,
             groups: rng.pick(&[12, 40, 100]),
             ways: rng.chance(50).then(|| budget.unwrap_or(20) + rng.below(20)),
@@ -105,7 +107,8 @@ impl Case {
     /// All settings but the reservoir.
     pub fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder(self.geometry).selection(self.selection);
-        let builder = builder.reselect_every(self.reselect_every).scrub_on_free(self.scrub);
+        let builder = builder.reselect_every(self.reselect_every).stickiness(self.stickiness);
+        let builder = builder.scrub_on_free(self.scrub);
         let builder = match self.budget {
             Some(budget) => builder.pages_per_head(budget),
             None => builder,
@@ -142,6 +145,7 @@ impl Case {
             .device_pool(3 * bytes)
             .selection(self.selection)
             .reselect_every(self.reselect_every)
+            .stickiness(self.stickiness)
             .build(Cpu::new().threads(1))
             .unwrap()
     }

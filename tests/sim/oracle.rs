@@ -39,14 +39,24 @@ fn oracle_demands_are_those_of_slow_arithmetic() {
     let world = world(seed);
     let tensors = record(&world, 43, 75);
     let mut rng = Rng::new(seed);
-    for worth in [Worth::Logit, Worth::Attention] {
+    for (worth, stickiness) in [(Worth::Logit, 0.0), (Worth::Attention, 0.0), (Worth::Logit, 0.4)] {
         let pins = Pins { sinks: rng.below(2) as u32, recent: rng.below(2) as u32 };
-        let settings =
-            OracleSettings { page_tokens: 4, count: 1 + rng.below(5), worth, pins, tokens: 1 + rng.below(9) };
+        let settings = OracleSettings {
+            page_tokens: 4,
+            count: 1 + rng.below(5),
+            worth,
+            stickiness,
+            pins,
+            tokens: 1 + rng.below(9),
+        };
         let demands = Demands::oracle(&tensors, settings).unwrap();
         assert_eq!(demands.trace().marks()[0].phase, Phase::Prefill);
+        let mut chosen: BTreeSet<usize> = BTreeSet::new();
         for (layer, kv_head, token) in (0..4).flat_map(|head| (42..75).map(move |token| (head / 2, head % 2, token))) {
             let (head, step) = (2 * layer + kv_head, token - 41);
+            if step == 1 {
+                chosen.clear();
+            }
             let group: Vec<Vec<f64>> =
                 (3 * kv_head..3 * kv_head + 3).map(|query_head| logits(&world, layer, query_head, token)).collect();
             let weights: Vec<Vec<f64>> = group.iter().map(|logits| softmax(logits)).collect();
@@ -62,8 +72,10 @@ fn oracle_demands_are_those_of_slow_arithmetic() {
             };
             let pinned = |page: usize| pins.contain(page as u32, pages as u32 - 1);
             let mut others: Vec<usize> = (0..pages).filter(|&page| !pinned(page)).collect();
-            others.sort_by(|&a, &b| rank(b).total_cmp(&rank(a)));
-            let best = others.into_iter().take(settings.count);
+            let sticky = |page: usize| rank(page) + if chosen.contains(&page) { f64::from(stickiness) } else { 0.0 };
+            others.sort_by(|&a, &b| sticky(b).total_cmp(&sticky(a)));
+            chosen = others.into_iter().take(settings.count).collect();
+            let best = chosen.iter().copied();
             let expected: BTreeSet<usize> = (0..pages).filter(|&page| pinned(page)).chain(best).collect();
             let got = demands.trace().head(head).demand(step);
             assert_eq!(got, expected.iter().map(|&page| page as u32).collect::<Vec<_>>());

@@ -39,7 +39,7 @@ impl Sparse {
 
 /// Demands of the best `count` pages of 2 tokens and the last one, for the sake of `tokens` tokens.
 pub fn small(count: usize, tokens: usize) -> OracleSettings {
-    OracleSettings { page_tokens: 2, count, worth: Worth::Logit, pins: Pins::default(), tokens }
+    OracleSettings { page_tokens: 2, count, worth: Worth::Logit, pins: Pins::default(), tokens, stickiness: 0.0 }
 }
 
 pub const SCALE: f32 = 0.3;

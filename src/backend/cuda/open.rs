@@ -192,6 +192,13 @@ impl Device for Cuda {
         if self.copy_blocks == 0 || self.copy_blocks > 65_535 {
             return refuse("copy_blocks", self.copy_blocks, "must be from 1 to 65,535");
         }
+        if setup.stickiness != 0.0 {
+            return refuse(
+                "stickiness",
+                setup.stickiness,
+                "must be 0 on CUDA, whose selection kernel does not know the last one",
+            );
+        }
         let slots = setup.device_slots as usize;
         let most = (STAGING_BYTES / geometry.page_bytes()).max(LEAST_STAGING_PAGES);
         let staging = self.staging_pages.unwrap_or(slots.clamp(LEAST_STAGING_PAGES, most));
