@@ -89,6 +89,12 @@ pub enum Digest {
     /// Every key at 2 bits per channel with a scale and a zero per page and channel, scored per token. 1/8 of the KV bytes at
     /// 16-token pages and 2-byte dtypes.
     KeySketch2,
+    /// As `RotatedSketch2`, at 1 bit.
+    RotatedSketch1,
+    /// Every key less the page's mean, rotated by Hadamard's matrix, at 2 bits per channel with a scale per token, scored per token.
+    RotatedSketch2,
+    /// The same at 3 bits.
+    RotatedSketch3,
 }
 
 impl Digest {
@@ -98,8 +104,19 @@ impl Digest {
         match self {
             Digest::MinMax => bounds,
             Digest::KeySketch2 => bounds + geometry.page_tokens() * geometry.head_dim() / 4,
+            Digest::RotatedSketch1 => rotated(1, geometry),
+            Digest::RotatedSketch2 => rotated(2, geometry),
+            Digest::RotatedSketch3 => rotated(3, geometry),
         }
     }
+}
+
+/// Codes in blocks of 16 tokens and whole words of 32 bytes, a byte per token and channel, two scales.
+const fn rotated(bits: usize, geometry: &Geometry) -> usize {
+    let (dim, tokens) = (geometry.head_dim(), geometry.page_tokens().next_multiple_of(16));
+    let pairs = if bits >= 2 { dim.div_ceil(8) } else { 0 };
+    let quads = if bits % 2 == 1 { dim.div_ceil(16) } else { 0 };
+    tokens / 16 * (pairs + quads) * 32 + tokens + dim.next_multiple_of(16) + 8
 }
 
 /// Page lists for [`Step::attend_pages`](crate::Step::attend_pages), in compressed rows: list `i` is
