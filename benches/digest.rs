@@ -64,7 +64,8 @@ fn pinned_only(decode: &mut Decode, (cache, sequence): &mut (Cache, Sequence)) {
     let offsets = vec![0; cache.geometry().kv_heads() + 1];
     let mut step = cache.step(&[(*sequence, 1)]).expect("room for a token");
     step.append(0, &decode.k, &decode.k).expect("tensors of the right shape");
-    step.attend_pages(0, &decode.q, PageLists { offsets: &offsets, pages: &[] }, &mut decode.out).expect("nothing to fail");
+    step.attend_pages(0, &decode.q, PageLists { offsets: &offsets, pages: &[] }, &mut decode.out)
+        .expect("nothing to fail");
 }
 
 criterion_group! {

@@ -73,7 +73,9 @@ impl Coarse {
         match self {
             Coarse::CuboidMean => Digest::CuboidMean,
             Coarse::Mean => Digest::Mean,
-            Coarse::OneBit => Digest::Sketch(Sketch { bits: 1, turn: Turn::Hadamard, centre: Centre::Mean8, scale: Scale::Page }),
+            Coarse::OneBit => {
+                Digest::Sketch(Sketch { bits: 1, turn: Turn::Hadamard, centre: Centre::Mean8, scale: Scale::Page })
+            }
         }
     }
 }

@@ -33,9 +33,7 @@ impl Pages {
         let first = &first[..first.len().min(PROMPT * dim)];
         let summaries = match digest {
             Digest::Exact => Summaries::Keys(None, Vec::new()),
-            Digest::Sketch(sketch) => {
-                Summaries::Keys(Some(Learned::new(sketch, first, dim, page)), Vec::new())
-            }
+            Digest::Sketch(sketch) => Summaries::Keys(Some(Learned::new(sketch, first, dim, page)), Vec::new()),
             Digest::Stages(coarse, fine) => {
                 let of = |digest| Box::new(Pages::new(digest, first, dim, page));
                 Summaries::Stages(of(coarse.digest()), of(Digest::Sketch(fine)))

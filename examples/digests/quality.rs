@@ -43,17 +43,13 @@ enum Contender<'a> {
     Candidate(&'a Candidate),
 }
 
-const LIBRARY: [Digest; 5] = [
-    Digest::MinMax,
-    Digest::KeySketch2,
-    Digest::RotatedSketch1,
-    Digest::RotatedSketch2,
-    Digest::RotatedSketch3,
-];
+const LIBRARY: [Digest; 5] =
+    [Digest::MinMax, Digest::KeySketch2, Digest::RotatedSketch1, Digest::RotatedSketch2, Digest::RotatedSketch3];
 
 pub fn run(settings: &Tasks, candidates: &[Candidate], model: &Model, frame: &Frame<'_>) -> Result<String> {
     let mut contenders = vec![(Contender::Full, 0)];
-    let wanted = |candidate: &&Candidate| settings.also.iter().any(|also| candidate.to_string().contains(also.as_str()));
+    let wanted =
+        |candidate: &&Candidate| settings.also.iter().any(|also| candidate.to_string().contains(also.as_str()));
     for &pages in &settings.pages {
         contenders.extend(LIBRARY.map(|digest| (Contender::Library(digest), pages)));
         contenders.extend(candidates.iter().filter(wanted).map(|candidate| (Contender::Candidate(candidate), pages)));

@@ -44,7 +44,10 @@ pub fn run(settings: &Pages, candidates: &[Candidate], model: Model, frame: &Fra
     drop(model);
 
     let of = BUDGETS.map(|budget| format!("{budget:>6}")).concat();
-    println!("{:<48} {:<8} {:>5} {:>5} {:>6} {:>6} {:>18} {:>19}", "", "", "kept", "read", "", "", "pages found at", "attention found at");
+    println!(
+        "{:<48} {:<8} {:>5} {:>5} {:>6} {:>6} {:>18} {:>19}",
+        "", "", "kept", "read", "", "", "pages found at", "attention found at"
+    );
     println!("{:<48} {:<8} {:>5} {:>5} {:>6} {:>6} {of}  {of}", "digest", "score", "%", "%", "task", "tokens");
     let mut csv = "digest,score,kept,read,task,tokens,pages4,pages8,pages16,mass4,mass8,mass16\n".to_owned();
     for candidate in candidates {
@@ -54,7 +57,8 @@ pub fn run(settings: &Pages, candidates: &[Candidate], model: Model, frame: &Fra
             let share = |bytes: f64| 100.0 * bytes / kv;
             let kept = share(candidate.digest.bytes(recording.head_dim, settings.page));
             let read = share(candidate.digest.bytes_read(recording.head_dim, settings.page));
-            let (name, score, tokens) = (candidate.digest.to_string(), format!("{:?}", candidate.score), recording.tokens);
+            let (name, score, tokens) =
+                (candidate.digest.to_string(), format!("{:?}", candidate.score), recording.tokens);
             let percent = |shares: [f64; 3]| shares.map(|share| format!("{:6.1}", 100.0 * share)).concat();
             let (pages, mass) = (verdict.recall(), verdict.mass());
             println!(

@@ -71,25 +71,34 @@ impl Row {
     /// magnitudes that a nibble's channels can add up to keep its entries within [`LARGEST_ENTRY`].
     #[inline(always)]
     pub fn fill(&mut self, small: &[i16; MAX_HEAD_DIM + 16], words: Words) {
+        const PAIR: [[i16; 16]; 2] = [values(2, 0), values(2, 2)];
+        const QUAD: [[i16; 16]; 4] = [values(1, 0), values(1, 1), values(1, 2), values(1, 3)];
         let (pairs, quads) = self.tables.split_at_mut(words.pairs * TABLES);
         for (table, q) in pairs.chunks_exact_mut(16).zip(small.chunks_exact(2)) {
-            for (index, entry) in table.iter_mut().enumerate() {
-                *entry = (q[0] * value(index & 3, 2) + q[1] * value(index >> 2, 2) + OFFSET as i16) as u8;
+            let table: &mut [u8; 16] = table.try_into().expect("tables have 16 entries");
+            for i in 0..16 {
+                table[i] = (OFFSET as i16 + q[0] * PAIR[0][i] + q[1] * PAIR[1][i]) as u8;
             }
         }
         for (table, q) in quads.chunks_exact_mut(16).zip(small.chunks_exact(4)).take(words.quads * 4) {
-            for (index, entry) in table.iter_mut().enumerate() {
-                let bit = |j: usize| q[j] * value(index >> j & 1, 1);
-                *entry = (bit(0) + bit(1) + bit(2) + bit(3) + OFFSET as i16) as u8;
+            let table: &mut [u8; 16] = table.try_into().expect("tables have 16 entries");
+            for i in 0..16 {
+                let (low, high) = (q[0] * QUAD[0][i] + q[1] * QUAD[1][i], q[2] * QUAD[2][i] + q[3] * QUAD[3][i]);
+                table[i] = (OFFSET as i16 + low + high) as u8;
             }
         }
     }
 }
 
-/// What a code of so many bits stands for.
-#[inline(always)]
-const fn value(code: usize, bits: usize) -> i16 {
-    2 * code as i16 - ((1 << bits) - 1)
+/// What the code at bit `at` of each nibble stands for, the code having so many bits.
+const fn values(bits: usize, at: usize) -> [i16; 16] {
+    let mut values = [0; 16];
+    let mut nibble = 0;
+    while nibble < 16 {
+        values[nibble] = 2 * (nibble >> at & ((1 << bits) - 1)) as i16 - ((1 << bits) - 1);
+        nibble += 1;
+    }
+    values
 }
 
 /// # Safety of every function
@@ -130,8 +139,7 @@ impl Lookup for Portable<8> {
             };
             for (row, largest) in rows.iter().zip(&mut largest).take(COUNT) {
                 let mut sums = [0i32; BLOCK];
-                for (index, (word, tables)) in
-                    codes.chunks_exact(WORD).zip(row.tables.chunks_exact(TABLES)).enumerate()
+                for (index, (word, tables)) in codes.chunks_exact(WORD).zip(row.tables.chunks_exact(TABLES)).enumerate()
                 {
                     // What the two-bit plane says counts twice beside a one-bit plane.
                     let times = if index < words.pairs && words.quads > 0 { 2 } else { 1 };
@@ -252,11 +260,16 @@ impl<const COUNT: usize> Sums<COUNT> {
 
     /// Adds what a word of the block looks up. The rows have tables for the word, and `codes` is readable for it.
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "a constant number of rows is unrolled, and the sums stay in registers")]
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "a constant number of rows is unrolled, and the sums stay in registers"
+    )]
     unsafe fn add(&mut self, rows: &[Row; ROWS], word: usize, codes: *const u8) {
         // SAFETY: the function's contract.
         unsafe {
             let mask = _mm256_set1_epi8(15);
+            // A product, because a shift would wait for the unit that looks up.
+            let odd = _mm256_set1_epi16(0x0100);
             let packed = _mm256_loadu_si256(codes.add(word * WORD).cast());
             let low = _mm256_and_si256(packed, mask);
             let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), mask);
@@ -267,7 +280,7 @@ impl<const COUNT: usize> Sums<COUNT> {
                     _mm256_shuffle_epi8(_mm256_load_si256(tables.add(1)), high),
                 );
                 self.both[r] = _mm256_add_epi16(self.both[r], entries);
-                self.odd[r] = _mm256_add_epi16(self.odd[r], _mm256_srli_epi16::<8>(entries));
+                self.odd[r] = _mm256_add_epi16(self.odd[r], _mm256_maddubs_epi16(entries, odd));
             }
         }
     }

@@ -175,7 +175,8 @@ struct Unrotated {
 
 fn unrotate(bits: usize, shape: PageShape, digest: &[u8]) -> Unrotated {
     let dim = shape.head_dim;
-    let (pairs, quads) = (if bits >= 2 { dim.div_ceil(8) } else { 0 }, if bits % 2 == 1 { dim.div_ceil(16) } else { 0 });
+    let (pairs, quads) =
+        (if bits >= 2 { dim.div_ceil(8) } else { 0 }, if bits % 2 == 1 { dim.div_ceil(16) } else { 0 });
     let blocks = shape.page_tokens.div_ceil(16);
     let (weights, centre) = (blocks * (pairs + quads) * 32, blocks * ((pairs + quads) * 32 + 16));
     let number = |at: usize| f64::from(f32::from_ne_bytes(digest[at..at + 4].try_into().unwrap()));
@@ -241,7 +242,8 @@ fn rotated_sketches_stand_for_keys_and_score_what_they_stand_for() {
             let magnitude = queries.chunks_exact(shape.head_dim).map(|row| {
                 row.chunks_exact(block).map(|x| x.iter().map(|x| f64::from(x.abs())).sum::<f64>()).fold(0.0, f64::max)
             });
-            let query_step = magnitude.fold(0.0, f64::max) / block as f64 * if bits == 1 { 4.0 / 61.0 } else { 2.0 / 20.0 };
+            let query_step =
+                magnitude.fold(0.0, f64::max) / block as f64 * if bits == 1 { 4.0 / 61.0 } else { 2.0 / 20.0 };
             let codes = f64::from((1 << bits) - 1);
             let allowed = query_step * largest_step * (0.5 * codes * shape.head_dim as f64 + 2.0) + 1e-3;
             let score = f64::from(score);
