@@ -25,7 +25,7 @@ struct Digests {
   u32 kind;
   u32 unused;
 };
-constexpr u32 DIGEST_MIN_MAX = 1;
+constexpr u32 DIGEST_SKETCH = 2;
 
 // The pages that a decode step may or may not read: [first, end). Those before and behind are read anyway.
 struct Candidates {
@@ -138,9 +138,9 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
       // Lanes without a row of their own repeat the last one.
       const u32 mine = min(row + lane_id / 8, rows - 1);
       const float* query = queries + mine * dim;
-      const float value = turned                           ? rotated_score(sketch, digest, rotated_row(prepared, mine, dim))
-                          : digests.kind == DIGEST_MIN_MAX ? min_max_score<T>(digest, query, dim)
-                                                           : sketch_score<T>(digest, query, dim, shape.page_tokens, bytes);
+      const float value = turned                          ? rotated_score(sketch, digest, rotated_row(prepared, mine, dim))
+                          : digests.kind == DIGEST_SKETCH ? sketch_score<T>(digest, query, dim, shape.page_tokens, bytes)
+                                                          : min_max_score<T>(digest, query, dim);
       best = larger_or_nan(best, value);
       __syncwarp();
     }

@@ -86,6 +86,9 @@ pub enum Digest {
     /// Smallest and largest value of each key channel; the score Σ_d max(q_d·min_d, q_d·max_d) bounds every logit from above
     /// (Quest, arXiv 2406.10774). 1/16 of the KV bytes at 16-token pages.
     MinMax,
+    /// As `MinMax`, but between the middle of each channel's range less and plus the keys' mean distance from it: no bound, but a better
+    /// guess (ArkVale, NeurIPS 2024). As many bytes.
+    CuboidMean,
     /// Every key at 2 bits per channel with a scale and a zero per page and channel, scored per token. 1/8 of the KV bytes at
     /// 16-token pages and 2-byte dtypes.
     KeySketch2,
@@ -102,7 +105,7 @@ impl Digest {
     pub const fn bytes(self, geometry: &Geometry) -> usize {
         let bounds = 2 * geometry.head_dim() * geometry.dtype().bytes();
         match self {
-            Digest::MinMax => bounds,
+            Digest::MinMax | Digest::CuboidMean => bounds,
             Digest::KeySketch2 => bounds + geometry.page_tokens() * geometry.head_dim() / 4,
             Digest::RotatedSketch1 => rotated(1, geometry),
             Digest::RotatedSketch2 => rotated(2, geometry),

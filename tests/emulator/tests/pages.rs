@@ -5,8 +5,9 @@ mod common;
 mod digests;
 
 use common::layout::{
-    CopyList, DIGEST_MIN_MAX, DIGEST_ROTATED, DIGEST_SKETCH, Demand, Digests, Entry, F16, F32, FAULT_BAD_DEMAND, Fault,
-    Head, NONE, PageCopy, SELECT_ALL, SELECT_LISTED, SELECT_TOP, Selection, Sequence, Shape, Staging, Tables,
+    CopyList, DIGEST_CUBOID, DIGEST_MIN_MAX, DIGEST_ROTATED, DIGEST_SKETCH, Demand, Digests, Entry, F16, F32,
+    FAULT_BAD_DEMAND, Fault, Head, NONE, PageCopy, SELECT_ALL, SELECT_LISTED, SELECT_TOP, Selection, Sequence, Shape,
+    Staging, Tables,
 };
 use common::numbers::{DType, normal};
 use common::{Buffer, Gpu};
@@ -93,7 +94,8 @@ fn shape(dim: usize, page_tokens: usize, kv_heads: u32, group: u32) -> Shape {
     Shape { kv_heads, group, page_tokens: page_tokens as u32, heads: kv_heads, first_head: 0, head_dim: dim as u32 }
 }
 
-const KINDS: [u32; 5] = [DIGEST_MIN_MAX, DIGEST_SKETCH, DIGEST_ROTATED, DIGEST_ROTATED + 1, DIGEST_ROTATED + 2];
+const KINDS: [u32; 6] =
+    [DIGEST_MIN_MAX, DIGEST_CUBOID, DIGEST_SKETCH, DIGEST_ROTATED, DIGEST_ROTATED + 1, DIGEST_ROTATED + 2];
 
 /// Appends two chunks to two sequences, and compares slots, digests and mirror lists.
 fn append(gpu: &Gpu, stored: DType, tensor: DType, dim: usize, page_tokens: usize, kind: u32, resident: usize) {
@@ -140,7 +142,7 @@ fn append(gpu: &Gpu, stored: DType, tensor: DType, dim: usize, page_tokens: usiz
             &format!("wakekv_append_{}", stored.name()),
             (room, kv_heads, 2),
             128,
-            if kind >= DIGEST_ROTATED { 4 * (17 * dim + page_tokens) } else { 8 * dim },
+            if digests::is_rotated(kind) { 4 * (17 * dim + page_tokens) } else { 8 * dim },
             &[
                 &heads.tables,
                 &heads.shape,
@@ -258,7 +260,7 @@ fn select(gpu: &Gpu, stored: DType, dim: usize, group: usize, kind: u32, count: 
     let (device_q, scale) = (gpu.upload(&q), 0.125f32);
     let selection = Selection { mode: SELECT_TOP, count, sinks: pins.0, recent: pins.1 };
     let demand = DemandBuffers::new(gpu, 2 * kv_heads, pages + 2);
-    let rows = group.max(4) * dim * 4 * if kind >= DIGEST_ROTATED { 2 } else { 1 };
+    let rows = group.max(4) * dim * 4 * if digests::is_rotated(kind) { 2 } else { 1 };
     let shared = rows + 4 * (stride + 4 * dim);
     gpu.launch(
         &format!("wakekv_score_{}", stored.name()),

@@ -10,6 +10,7 @@
 //! To add a digest: a file with a type that is a [`Digest`], and an arm in the public [`Digest`](crate::Digest) and in [`DigestKernels::new`].
 
 mod codes;
+mod cuboid_mean;
 mod key_sketch;
 mod min_max;
 mod nibbles;
@@ -21,6 +22,7 @@ mod tests;
 use half::{bf16, f16};
 
 use self::codes::Codes;
+use self::cuboid_mean::CuboidMean;
 use self::key_sketch::KeySketch;
 use self::min_max::MinMax;
 use self::nibbles::Lookup;
@@ -104,6 +106,7 @@ impl DigestKernels {
     pub fn new(kind: DigestKind, isa: Isa, shape: PageShape) -> Option<DigestKernels> {
         isa.is_available().then(|| match kind {
             DigestKind::MinMax => Self::of::<MinMax>(isa, shape),
+            DigestKind::CuboidMean => Self::of::<CuboidMean>(isa, shape),
             DigestKind::KeySketch2 => Self::of::<KeySketch<2>>(isa, shape),
             DigestKind::RotatedSketch1 => Self::of::<RotatedSketch<1>>(isa, shape),
             DigestKind::RotatedSketch2 => Self::of::<RotatedSketch<2>>(isa, shape),

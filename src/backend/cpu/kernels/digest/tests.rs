@@ -6,8 +6,9 @@ use rand::rngs::StdRng;
 use super::super::tests::{poke, random_page, read, rng};
 use super::*;
 
-const KINDS: [DigestKind; 5] = [
+const KINDS: [DigestKind; 6] = [
     DigestKind::MinMax,
+    DigestKind::CuboidMean,
     DigestKind::KeySketch2,
     DigestKind::RotatedSketch1,
     DigestKind::RotatedSketch2,
@@ -80,6 +81,28 @@ fn bounds_bound_every_logit() {
             let quest = quest.fold(f64::NEG_INFINITY, f64::max);
             let score = f64::from(score);
             assert!(score >= logit - 1e-4 && (score - quest).abs() < 1e-3, "{score}, {quest}, {logit} in {shape:?}");
+        }
+    }
+}
+
+#[test]
+fn cuboids_reach_as_far_as_keys_do_on_average() {
+    let mut rng = rng();
+    for shape in shapes() {
+        let kernels = DigestKernels::new(DigestKind::CuboidMean, Isa::detect(), shape).unwrap();
+        let pages = pages(&mut rng, shape, 3);
+        let digests = scores(&kernels, &pages, &queries(&mut rng, shape, 1)).0;
+        for ((page, digest), d) in
+            pages.iter().zip(&digests).flat_map(|both| (0..shape.head_dim).map(move |d| (both, d)))
+        {
+            let keys: Vec<f64> = (0..shape.page_tokens).map(|t| key(shape, page, t, d)).collect();
+            let (low, high) = keys.iter().fold((f64::MAX, f64::MIN), |(low, high), &k| (low.min(k), high.max(k)));
+            let centre = (low + high) / 2.0;
+            let deviation = keys.iter().map(|k| (k - centre).abs()).sum::<f64>() / keys.len() as f64;
+            for (at, want) in [(d, centre - deviation), (shape.head_dim + d, centre + deviation)] {
+                let got = read(shape, digest, at);
+                assert!((got - want).abs() <= 0.01 * want.abs() + 1e-3, "{got} instead of {want} in {shape:?}");
+            }
         }
     }
 }
@@ -159,7 +182,7 @@ fn constant_channels_are_exact() {
     (0..16 * 64).for_each(|i| poke(shape, &mut pages[0], i, (i % 64) as f32));
     let queries = queries(&mut rng, shape, 1);
     let exact = largest_logit(shape, &queries, |t, d| key(shape, &pages[0], t, d));
-    for kind in [DigestKind::MinMax, DigestKind::KeySketch2] {
+    for kind in [DigestKind::MinMax, DigestKind::CuboidMean, DigestKind::KeySketch2] {
         let score = scores(&DigestKernels::new(kind, Isa::detect(), shape).unwrap(), &pages, &queries).1[0];
         assert!((f64::from(score) - exact).abs() < 1e-3, "{score} instead of {exact} with {kind:?}");
     }
