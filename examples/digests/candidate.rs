@@ -128,10 +128,9 @@ pub fn all(dim: usize) -> Vec<Candidate> {
             all.push(sketch(bits, turn, Centre::Mean8, Scale::Page));
         }
     }
-    for bits in [1, 2, 3] {
+    for bits in [2, 3] {
         all.push(sketch(bits, Turn::Plain, Centre::Mean, Scale::ChannelSequence));
-        all.push(sketch(bits, Turn::Plain, Centre::Mean, Scale::Band(1)));
-        for width in [4, 8, 16] {
+        for width in [8, 16] {
             all.push(sketch(bits, Turn::Bands(width), Centre::Mean8, Scale::Band(width)));
             all.push(sketch(bits, Turn::Bands(width), Centre::Mean8, Scale::BandToken(width)));
         }

@@ -66,29 +66,11 @@ pub(super) struct Row {
 impl Row {
     pub const EMPTY: Row =
         Row { tables: [0; MAX_HEAD_DIM / 8 * TABLES + MAX_HEAD_DIM / 16 * TABLES], wide: [0; MAX_HEAD_DIM] };
-
-    /// Fills the tables: code c of b bits stands for 2c − (2^b − 1). `small` is zero behind the row's channels, and the
-    /// magnitudes that a nibble's channels can add up to keep its entries within [`LARGEST_ENTRY`].
-    #[inline(always)]
-    pub fn fill(&mut self, small: &[i16; MAX_HEAD_DIM + 16], words: Words) {
-        const PAIR: [[i16; 16]; 2] = [values(2, 0), values(2, 2)];
-        const QUAD: [[i16; 16]; 4] = [values(1, 0), values(1, 1), values(1, 2), values(1, 3)];
-        let (pairs, quads) = self.tables.split_at_mut(words.pairs * TABLES);
-        for (table, q) in pairs.chunks_exact_mut(16).zip(small.chunks_exact(2)) {
-            let table: &mut [u8; 16] = table.try_into().expect("tables have 16 entries");
-            for i in 0..16 {
-                table[i] = (OFFSET as i16 + q[0] * PAIR[0][i] + q[1] * PAIR[1][i]) as u8;
-            }
-        }
-        for (table, q) in quads.chunks_exact_mut(16).zip(small.chunks_exact(4)).take(words.quads * 4) {
-            let table: &mut [u8; 16] = table.try_into().expect("tables have 16 entries");
-            for i in 0..16 {
-                let (low, high) = (q[0] * QUAD[0][i] + q[1] * QUAD[1][i], q[2] * QUAD[2][i] + q[3] * QUAD[3][i]);
-                table[i] = (OFFSET as i16 + low + high) as u8;
-            }
-        }
-    }
 }
+
+/// What a nibble's codes stand for, two of two bits or four of one.
+const PAIR: [[i16; 16]; 2] = [values(2, 0), values(2, 2)];
+const QUAD: [[i16; 16]; 4] = [values(1, 0), values(1, 1), values(1, 2), values(1, 3)];
 
 /// What the code at bit `at` of each nibble stands for, the code having so many bits.
 const fn values(bits: usize, at: usize) -> [i16; 16] {
@@ -104,6 +86,10 @@ const fn values(bits: usize, at: usize) -> [i16; 16] {
 /// # Safety of every function
 /// The CPU has the instructions that the type stands for.
 pub(super) trait Lookup {
+    /// Fills a row's tables: code c of b bits stands for 2c − (2^b − 1). `small` is zero behind the row's channels, and the
+    /// magnitudes that a nibble's channels can add up to keep its entries within [`LARGEST_ENTRY`].
+    unsafe fn fill(row: &mut Row, small: &[i8; MAX_HEAD_DIM + 16], words: Words);
+
     /// For each of the first `count` rows the largest token's round(2^`shift` · dot · weight / 256) over the blocks.
     ///
     /// `codes` is readable for the blocks, `weights` for a byte per token.
@@ -121,6 +107,22 @@ pub(super) trait Lookup {
 }
 
 impl Lookup for Portable<8> {
+    #[inline(always)]
+    unsafe fn fill(row: &mut Row, small: &[i8; MAX_HEAD_DIM + 16], words: Words) {
+        let (pairs, quads) = row.tables.split_at_mut(words.pairs * TABLES);
+        for (table, q) in pairs.chunks_exact_mut(16).zip(small.chunks_exact(2)) {
+            for (entry, (low, high)) in table.iter_mut().zip(PAIR[0].iter().zip(&PAIR[1])) {
+                *entry = (OFFSET as i16 + i16::from(q[0]) * low + i16::from(q[1]) * high) as u8;
+            }
+        }
+        for (table, q) in quads.chunks_exact_mut(16).zip(small.chunks_exact(4)).take(words.quads * 4) {
+            for (nibble, entry) in table.iter_mut().enumerate() {
+                let sum: i16 = q.iter().zip(&QUAD).map(|(&q, values)| i16::from(q) * values[nibble]).sum();
+                *entry = (OFFSET as i16 + sum) as u8;
+            }
+        }
+    }
+
     #[inline(always)]
     unsafe fn largest<const COUNT: usize>(
         rows: &[Row; ROWS],
@@ -169,6 +171,43 @@ impl Lookup for Portable<8> {
 
 #[cfg(target_arch = "x86_64")]
 impl Lookup for Avx2 {
+    #[inline(always)]
+    unsafe fn fill(row: &mut Row, small: &[i8; MAX_HEAD_DIM + 16], words: Words) {
+        // SAFETY: a row has tables for every word, and `small` channels for every nibble: two or four.
+        unsafe {
+            let coefficients = |values: [&[i16; 16]; 2], codes: i16| {
+                // A code of 0 stands for -(codes − 1): that much is added to all, for the products' first factor has no sign.
+                let bytes: [[u8; 2]; 16] = std::array::from_fn(|i| values.map(|values| (values[i] + codes - 1) as u8));
+                _mm256_loadu_si256(bytes.as_ptr().cast())
+            };
+            let (pair, low, high) = (
+                coefficients([&PAIR[0], &PAIR[1]], 4),
+                coefficients([&QUAD[0], &QUAD[1]], 2),
+                coefficients([&QUAD[2], &QUAD[3]], 2),
+            );
+            let two = |at: usize| _mm256_set1_epi16(small.as_ptr().add(at).cast::<i16>().read_unaligned());
+            let store = |to: *mut u8, entries: __m256i| {
+                let (low, high) = (_mm256_castsi256_si128(entries), _mm256_extracti128_si256::<1>(entries));
+                _mm_storeu_si128(to.cast(), _mm_packus_epi16(low, high));
+            };
+            let sum = |q: &[i8]| q.iter().map(|&q| i16::from(q)).sum::<i16>();
+            let offset = |less: i16| _mm256_set1_epi16(OFFSET as i16 - less);
+            let tables = row.tables.as_mut_ptr();
+            for nibble in 0..words.pairs * 4 {
+                let q = 2 * nibble;
+                let products = _mm256_maddubs_epi16(pair, two(q));
+                store(tables.add(nibble * 16), _mm256_add_epi16(products, offset(3 * sum(&small[q..q + 2]))));
+            }
+            let tables = tables.add(words.pairs * TABLES);
+            for nibble in 0..words.quads * 4 {
+                let q = 4 * nibble;
+                let products =
+                    _mm256_add_epi16(_mm256_maddubs_epi16(low, two(q)), _mm256_maddubs_epi16(high, two(q + 2)));
+                store(tables.add(nibble * 16), _mm256_add_epi16(products, offset(sum(&small[q..q + 4]))));
+            }
+        }
+    }
+
     #[inline(always)]
     unsafe fn largest<const COUNT: usize>(
         rows: &[Row; ROWS],

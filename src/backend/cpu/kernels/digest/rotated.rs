@@ -200,7 +200,8 @@ impl<const BITS: usize> RotatedSketch<BITS> {
         // Per row, what a unit of the centre's and of the codes' dot product is worth.
         let mut units = [[0.0f32; 2]; ROWS];
         for (query, (row, units)) in queries.chunks_exact(shape.head_dim).zip(rows.iter_mut().zip(&mut units)) {
-            *units = Self::prepare(query, row, layout.words);
+            // SAFETY: the function's contract.
+            *units = unsafe { Self::prepare::<V>(query, row, layout.words) };
         }
         for (index, out) in out.iter_mut().enumerate() {
             // SAFETY: the digest's layout is the one that `build` writes, for this shape.
@@ -222,8 +223,11 @@ impl<const BITS: usize> RotatedSketch<BITS> {
 
     /// Rotates and rounds a query. Returns what a unit of the centre's and of the codes' dot product is worth: NaN where the query
     /// has one.
+    ///
+    /// # Safety
+    /// The CPU has what `V` needs.
     #[inline(always)]
-    fn prepare(query: &[f32], row: &mut Row, words: Words) -> [f32; 2] {
+    unsafe fn prepare<V: Lanes>(query: &[f32], row: &mut Row, words: Words) -> [f32; 2] {
         let dim = query.len();
         let mut channels = Channels::new();
         let channels = &mut channels.0[..dim];
@@ -241,12 +245,13 @@ impl<const BITS: usize> RotatedSketch<BITS> {
         // Below this the query is noise beside anything that could matter, and the inverses overflow.
         let inverse = |most: f32, of: f32| if of > 1e-30 { most / of } else { 0.0 };
         let (wide, narrow) = (inverse(32767.0, largest), inverse(Self::LARGEST_SUM, largest_sum));
-        let mut small = [0i16; MAX_HEAD_DIM + 16];
+        let mut small = [0i8; MAX_HEAD_DIM + 16];
         for ((&x, wide_to), small) in channels.iter().zip(&mut row.wide).zip(&mut small) {
             *wide_to = nearest(x * wide);
-            *small = nearest(x * narrow);
+            *small = nearest(x * narrow) as i8;
         }
-        row.fill(&small, words);
+        // SAFETY: the function's contract.
+        unsafe { V::fill(row, &small, words) };
         let shifted = (256.0 / 255.0) / (1 << Self::SHIFT) as f32;
         [largest / 32767.0, largest_sum / Self::LARGEST_SUM * shifted]
     }
