@@ -92,14 +92,14 @@ pub enum Digest {
     /// Every key at 2 bits per channel with a scale and a zero per page and channel, scored per token. 1/8 of the KV bytes at
     /// 16-token pages and 2-byte dtypes.
     KeySketch2,
-    /// As [`RotatedSketch2`](Self::RotatedSketch2), at 1 bit. 5 % of the KV bytes at 16-token pages and 2-byte dtypes. Better than the
-    /// two bounds in fewer bytes.
+    /// As [`RotatedSketch2`](Self::RotatedSketch2), at 1 bit. 5 % of the KV bytes at 16-token pages and 2-byte dtypes. Finds about
+    /// what `CuboidMean` finds, in fewer bytes.
     RotatedSketch1,
     /// Every key less its page's mean, rotated by Hadamard's matrix, at 2 bits per channel with a scale per token, scored per token. 8 % of
     /// the KV bytes at 16-token pages and 2-byte dtypes.
     ///
-    /// The default: it finds the pages that matter as `KeySketch2` does in two thirds of the bytes and less than half of the time, which
-    /// is about a sixth of what attending a page takes. The rotation makes all channels alike, so one scale per token serves them, as
+    /// The default: a model does as well with its pages as with those of `KeySketch2`, in two thirds of the bytes and less than half of the
+    /// time, which is about a sixth of what attending a page takes. The rotation makes all channels alike, so one scale per token serves them, as
     /// in RaBitQ (arXiv 2405.12497), and one rounded query serves every page.
     RotatedSketch2,
     /// The same at 3 bits. 11 % of the KV bytes, and a fifth of the time of attending: for the fewest pages.

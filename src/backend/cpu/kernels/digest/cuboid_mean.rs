@@ -36,9 +36,9 @@ impl Digest for CuboidMean {
                 let mut ends = [[0.0; 8]; 2];
                 centre.sub(deviation).store(ends[0].as_mut_ptr());
                 centre.add(deviation).store(ends[1].as_mut_ptr());
-                for lane in 0..V::LANES {
-                    out.add(d + lane).write_unaligned(E::round(ends[0][lane]));
-                    out.add(dim + d + lane).write_unaligned(E::round(ends[1][lane]));
+                for (lane, (&low, &high)) in ends[0].iter().zip(&ends[1]).enumerate() {
+                    out.add(d + lane).write_unaligned(E::round(low));
+                    out.add(dim + d + lane).write_unaligned(E::round(high));
                 }
             }
         }
