@@ -76,7 +76,14 @@ impl Case {
             Wanted::All | Wanted::LargePages => Selection::All,
             Wanted::Explicit => Selection::Explicit { sink_pages, recent_pages },
             Wanted::TopPages => {
-                let digest = rng.pick(&[Digest::MinMax, Digest::KeySketch2]);
+                let digest = rng.pick(&[
+                    Digest::MinMax,
+                    Digest::CuboidMean,
+                    Digest::KeySketch2,
+                    Digest::RotatedSketch1,
+                    Digest::RotatedSketch2,
+                    Digest::RotatedSketch3,
+                ]);
                 Selection::TopPages { count: rng.below(6), sink_pages, recent_pages, digest }
             }
         };

@@ -19,6 +19,7 @@ use super::copies::{Direction, HostList, Pool, order};
 use super::driver::Called;
 use super::kernels::{Grid, Parameter};
 use super::layout;
+use super::shape::append_shared;
 use super::tensor::{CudaTensor, CudaTensorMut, Lent};
 use crate::backend::StepPlan;
 use crate::error::Error;
@@ -89,7 +90,7 @@ impl CudaBackend {
         let grid = Grid {
             blocks: (count, self.geometry.kv_heads(), self.shape.entries),
             threads: APPEND_THREADS,
-            shared: 8 * self.geometry.head_dim(),
+            shared: append_shared(&self.geometry, self.selection),
         };
         let (dtype, first) = (k.dtype_code(), first as u32);
         let parameters: [&dyn Parameter; 11] =
@@ -320,6 +321,10 @@ impl CudaBackend {
             None => 0,
             Some(Digest::MinMax) => 1,
             Some(Digest::KeySketch2) => 2,
+            Some(Digest::RotatedSketch1) => 3,
+            Some(Digest::RotatedSketch2) => 4,
+            Some(Digest::RotatedSketch3) => 5,
+            Some(Digest::CuboidMean) => 6,
         };
         layout::Digests { bytes: self.digests.at(0), stride: self.digest_stride() as u64, kind, unused: 0 }
     }

@@ -211,8 +211,8 @@ impl Device for Cuda {
         }
         let (context, compute) = self.context()?;
         let kernels = self.kernels(&context, &geometry)?;
-        let stride = setup.selection.digest().map_or(0, |digest| digest_stride(digest, &geometry));
-        kernels.score.allow_shared(score_shared(&geometry, stride))?;
+        let stride = digest_stride(&geometry, setup.selection);
+        kernels.score.allow_shared(score_shared(&geometry, setup.selection))?;
         let multiprocessors = context
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .called("cuDeviceGetAttribute")?;

@@ -72,6 +72,9 @@ pub const BF16: u32 = 2;
 
 pub const DIGEST_MIN_MAX: u32 = 1;
 pub const DIGEST_SKETCH: u32 = 2;
+/// Of one bit; those of two and three bits come next.
+pub const DIGEST_ROTATED: u32 = 3;
+pub const DIGEST_CUBOID: u32 = 6;
 
 pub const SELECT_ALL: u32 = 0;
 pub const SELECT_TOP: u32 = 1;
