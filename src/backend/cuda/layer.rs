@@ -318,13 +318,13 @@ impl CudaBackend {
 
     fn kernel_digests(&self) -> layout::Digests {
         let kind = match self.selection.digest() {
-            None => 0,
-            Some(Digest::MinMax) => 1,
-            Some(Digest::KeySketch2) => 2,
-            Some(Digest::RotatedSketch1) => 3,
-            Some(Digest::RotatedSketch2) => 4,
-            Some(Digest::RotatedSketch3) => 5,
-            Some(Digest::CuboidMean) => 6,
+            None => layout::DIGEST_NONE,
+            Some(Digest::MinMax) => layout::DIGEST_MIN_MAX,
+            Some(Digest::KeySketch2) => layout::DIGEST_SKETCH,
+            Some(Digest::RotatedSketch1) => layout::DIGEST_ROTATED,
+            Some(Digest::RotatedSketch2) => layout::DIGEST_ROTATED + 1,
+            Some(Digest::RotatedSketch3) => layout::DIGEST_ROTATED + 2,
+            Some(Digest::CuboidMean) => layout::DIGEST_CUBOID,
         };
         layout::Digests { bytes: self.digests.at(0), stride: self.digest_stride() as u64, kind, unused: 0 }
     }

@@ -217,10 +217,10 @@ pub(super) fn digest_stride(geometry: &Geometry, selection: Selection) -> usize 
 /// A kernel's fault in words. None of them is the engine's doing.
 pub(super) fn describe_fault(fault: &layout::Fault, geometry: &Geometry) -> Error {
     let reason = match fault.kind {
-        1 => "no way was left for a page to open in",
-        2 => "a demanded page had not arrived when it was to be attended",
-        3 => "a demand was not an ascending list of pages that the head has",
-        4 => "a demand needed more waves than the step has",
+        layout::FAULT_NO_WAY => "no way was left for a page to open in",
+        layout::FAULT_NOT_THERE => "a demanded page had not arrived when it was to be attended",
+        layout::FAULT_BAD_DEMAND => "a demand was not an ascending list of pages that the head has",
+        layout::FAULT_TOO_MANY => "a demand needed more waves than the step has",
         _ => "an unknown fault",
     };
     let (head, kv_heads) = (fault.head as usize, geometry.kv_heads());

@@ -4,8 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::layout::{CopyList, NONE, PENDING, PageCopy, Place, Reservoir};
-use common::{Buffer, Gpu, Pinned};
+use common::layout::{CopyList, NONE, PageCopy, Place, Reservoir};
+use common::{Buffer, Gpu, PENDING, Pinned};
 
 /// Pages in the reservoir and in device slots, and a list of copies between them.
 struct Transfer {

@@ -2,7 +2,8 @@
 
 use wakekv::table::{HeadTable, Place, Tally};
 
-use super::super::common::layout::{self, Entry, Fault, NONE, PENDING, PageCopy};
+use super::super::common::PENDING;
+use super::super::common::layout::{self, Entry, Fault, NONE, PageCopy};
 use super::{FIRST_GROUP, WAVES, Wanted, World};
 
 impl World<'_> {
