@@ -74,7 +74,8 @@
 //! | [`Selection::TopPages`] | the pinned pages and the best `count` by [`Digest`] | depends on the digest and on `count` |
 //! | [`Selection::Explicit`] | the pinned pages and those that the engine names | the engine's |
 //!
-//! Prefill always reads everything. [`CacheBuilder::reselect_every`] trades how often pages are selected for time.
+//! Prefill always reads everything. [`CacheBuilder::reselect_every`] trades how often pages are selected for time,
+//! [`CacheBuilder::stickiness`] how exactly for fewer misses.
 //!
 //! # Errors, and steps that do not finish
 //!
