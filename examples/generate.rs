@@ -5,16 +5,17 @@ mod llm;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
 
-use llm::cached::Cached;
+use llm::attention::Memory;
+use llm::cached::{Cached, OnHost};
 use llm::engine::{Event, Generated, Request, generate};
 use llm::gguf::Gguf;
 use llm::model::Model;
-use llm::options::Options;
+use llm::options::{Options, Place};
 use llm::process::{self, progress};
 use llm::report::Summary;
 use llm::sampler::Sampler;
@@ -36,23 +37,51 @@ fn run(options: &Options) -> Result<()> {
     let (model, tokenizer, prompt) = load(options, &path, &prompt, wants_chat)?;
     let load = started.elapsed();
 
-    let mut memory = Cached::new(options.cache(model.config(), prompt.len() + options.tokens)?);
-    let (generated, text) = speak(options, &model, &tokenizer, &mut memory, &prompt)?;
-    let summary = Summary {
-        options,
-        model: &path,
-        prompt_tokens: prompt.len(),
-        generated: &generated,
-        text: &text,
-        load,
-        memory: &memory,
-    };
-    if options.json {
-        writeln!(std::io::stdout(), "{}", summary.json())?;
-    } else {
-        eprint!("{}", summary.table());
+    let room = prompt.len() + options.tokens;
+    let run = Run { options, path: &path, model: &model, tokenizer: &tokenizer, prompt: &prompt, load };
+    match options.backend {
+        Place::Cpu => run.through(Cached::new(options.cache(model.config(), room)?)),
+        #[cfg(feature = "cuda")]
+        Place::Cuda(ordinal) => run.through(Cached::new(options.cuda_cache(ordinal, model.config(), room)?)),
+        #[cfg(not(feature = "cuda"))]
+        Place::Cuda(_) => unreachable!("the command line refuses it"),
     }
-    Ok(())
+}
+
+/// Everything but the cache.
+struct Run<'a> {
+    options: &'a Options,
+    path: &'a Path,
+    model: &'a Model,
+    tokenizer: &'a Tokenizer,
+    prompt: &'a [u32],
+    load: Duration,
+}
+
+impl Run<'_> {
+    /// Generates with the attention through `memory`, and tells what that took.
+    fn through<B: OnHost>(&self, mut memory: Cached<B>) -> Result<()> {
+        let &Run { options, path, model, tokenizer, prompt, load } = self;
+        let (generated, text) = speak(options, model, tokenizer, &mut memory, prompt)?;
+        memory.settle()?;
+        let summary = Summary {
+            options,
+            model: path,
+            prompt_tokens: prompt.len(),
+            generated: &generated,
+            text: &text,
+            load,
+            prefill: memory.prefill(),
+            decode: memory.decode(),
+            reservoir_bytes: memory.reservoir_bytes(),
+        };
+        if options.json {
+            writeln!(std::io::stdout(), "{}", summary.json())?;
+        } else {
+            eprint!("{}", summary.table());
+        }
+        Ok(())
+    }
 }
 
 /// The model, its tokenizer and the prompt's ids.
@@ -88,7 +117,7 @@ fn speak(
     options: &Options,
     model: &Model,
     tokenizer: &Tokenizer,
-    memory: &mut Cached,
+    memory: &mut dyn Memory,
     prompt: &[u32],
 ) -> Result<(Generated, String)> {
     let mut sampler = Sampler::new(options.temperature, options.seed);

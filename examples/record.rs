@@ -18,8 +18,8 @@ use llm::process::{self, progress};
 use llm::tokenizer::Tokenizer;
 use tasks::context::Context;
 use tasks::record::record;
-use tasks::run::{Decoding, PINNED, Reads};
-use tasks::{Frame, Rest, Script, Task};
+use tasks::run::{Answer, Decoding, PINNED, Reads};
+use tasks::{Frame, Measure, Rest, Script, Task};
 
 /// Runs a model on a task or a prompt while a live cache decodes, and keeps what every head demanded, hit and missed.
 ///
@@ -67,6 +67,14 @@ struct Options {
     /// Pages that each head may keep on the device
     #[arg(long, value_name = "PAGES", default_value_t = 32)]
     budget: usize,
+
+    /// Also write log.npz and meta.json, WakeKV's log: the 64 tokens that each query head attended to most
+    #[arg(long)]
+    attention: bool,
+
+    /// Also write tensors.npz: queries, keys and values, from which policies that look at attention can be judged
+    #[arg(long)]
+    tensors: bool,
 
     /// The folder that the runs' folders go into
     #[arg(long, value_name = "FOLDER", default_value = "traces")]
@@ -139,17 +147,29 @@ fn one(
     let recording = record(decoding, &context, script, (reads, options.budget), || writing.inc(1))?;
     writing.finish_and_clear();
     recording.trace.save(folder)?;
+    if options.attention {
+        recording.log(&decoding)?.write(folder)?;
+    }
+    if options.tensors {
+        recording.tensors.save(folder.join("tensors.npz"))?;
+    }
     let live = recording.live;
     println!(
-        "{}: {tokens} tokens read, {} decoded; {} pages demanded, {} hits, {} compulsory and {} capacity misses",
+        "{}: {tokens} tokens read, {} decoded; {} pages demanded, {} hits, {} compulsory and {} capacity misses{}",
         folder.display(),
         recording.trace.marks().len() - 1,
         live.demanded,
         live.hits,
         live.compulsory,
-        live.capacity
+        live.capacity,
+        options.task.and_then(Task::measure).map_or(String::new(), |measure| judged(&recording.answer, measure))
     );
     Ok(())
+}
+
+fn judged(answer: &Answer, measure: Measure) -> String {
+    let value = answer.score(measure).value(measure);
+    format!("; {} {value:.3}", measure.name())
 }
 
 fn digest(text: &str) -> Result<Digest, String> {

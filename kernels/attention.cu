@@ -16,18 +16,22 @@
 constexpr u32 WARPS = 4;
 constexpr u32 ATTEND_THREADS = WARPS * 32;
 
-// What the launch works on. Rows of q, out and the partials are (token of the batch) * query heads + query head.
+// What the launch works on: of each entry the tokens [first_token, first_token + window), so that the partials of a long chunk need not
+// all be held at once. Rows of q and out are (token of the batch) * query heads + query head, those of the partials
+// (lane * window + token of the window) * group + query head of the group.
 struct Attention {
-  const void* q;  // [rows, D] of `dtype`
+  const void* q;  // [tokens, query heads, D] of `dtype`
   const u8* pool;
-  float* acc;      // [rows, 2 * splits, D]
-  float2* state;   // [rows, 2 * splits]: max, sum
+  float* acc;      // [partial rows, 2 * splits, D]
+  float2* state;   // [partial rows, 2 * splits]: max, sum
   const u32* copies_per_wave;  // [waves], at least 3
   Fault* fault;
   float scale;     // softmax scale * log2(e)
   u32 dtype;
   u32 splits;
   u32 wave;
+  u32 first_token;
+  u32 window;
 };
 
 // The first wave beside 0 that has pages writes the second half of the partials, the later ones add to it.
@@ -39,7 +43,7 @@ template <typename T, int D, int ROWS, bool CHUNK>
 __device__ void attend(const Shape& shape, const Entry* entries, const Demand& demand, const Attention& a) {
   constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32;  // that share a token
   constexpr int TOKENS = 32 / LANES;                       // of one load instruction
-  constexpr int UNROLL = TOKENS >= 4 ? 2 : 4;
+  constexpr int UNROLL = TOKENS >= 4 || CHUNK ? 2 : 4;
   static_assert(8 % (TOKENS * UNROLL) == 0, "pages of 8 tokens and more are whole turns");
   SHARED_MEMORY(shared);
 
@@ -48,7 +52,8 @@ __device__ void attend(const Shape& shape, const Entry* entries, const Demand& d
   const bool reads = sub < D / 8;
   const u32 kv_head = blockIdx.y % shape.kv_heads, tile = blockIdx.y / shape.kv_heads;
   const Entry entry = entries[blockIdx.z];
-  const u32 rows_of_lane = entry.tokens * shape.group, first_row = tile * ROWS;
+  const u32 window_row = a.first_token * shape.group, first_row = window_row + tile * ROWS;
+  const u32 rows_of_lane = min(entry.tokens, a.first_token + a.window) * shape.group;
   if (first_row >= rows_of_lane) return;
   const u32 query_heads = shape.kv_heads * shape.group;
   const auto global_row = [&](u32 row) {
@@ -94,11 +99,9 @@ __device__ void attend(const Shape& shape, const Entry* entries, const Demand& d
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) {
         const u32 token = turn + u * TOKENS + lane / LANES;
-        k[u] = v[u] = Vec8<T>{};
-        if (reads && token < filled) {  // what lies behind was never written
-          k[u] = *reinterpret_cast<const Vec8<T>*>(keys + token * D + sub * 8);
-          v[u] = *reinterpret_cast<const Vec8<T>*>(keys + block_elements + token * D + sub * 8);
-        }
+        const bool wanted = reads && token < filled;  // what lies behind was never written
+        k[u] = load8_if(wanted, keys + token * D + sub * 8);
+        v[u] = load8_if(wanted, keys + block_elements + token * D + sub * 8);
       }
 
       float logit[UNROLL][ROWS];
@@ -177,7 +180,8 @@ __device__ void attend(const Shape& shape, const Entry* entries, const Demand& d
   const u32 slot = a.wave == 0 ? blockIdx.x : a.splits + blockIdx.x;
   const u32 rows = min(u32(ROWS), rows_of_lane - first_row);
   const bool adds = adds_to_partials(a);
-  const auto partial_of = [&](u32 r) { return global_row(first_row + r) * 2 * a.splits + slot; };
+  const u64 first_partial = u64(index) * a.window * shape.group + (first_row - window_row);
+  const auto partial_of = [&](u32 r) { return (first_partial + r) * 2 * a.splits + slot; };
   for (u32 i = threadIdx.x; i < rows * D; i += ATTEND_THREADS) {
     const u32 r = i / D, d = i % D;
     float max = adds ? a.state[partial_of(r)].x : LOWEST, value = adds ? a.acc[partial_of(r) * D + d] : 0.0f;
@@ -202,29 +206,35 @@ __device__ void attend(const Shape& shape, const Entry* entries, const Demand& d
   }
 }
 
-// Joins the partial states of a row: grid (rows), one thread per channel. Where the step has failed the output is NaN, so that nobody
-// computes on with an incomplete result. Bytes moved: the partials once, the output once. No shared memory.
-extern "C" __global__ void __launch_bounds__(256) wakekv_merge(Attention a, u32 head_dim, void* out, u32 out_dtype) {
-  const u64 row = blockIdx.x;
-  const u32 d = threadIdx.x;
-  if (d >= head_dim) return;
+// Joins the partial states of a row: grid (partial rows), one thread per channel. Where the step has failed the output is NaN, so that
+// nobody computes on with an incomplete result. out: [tokens, query heads, head_dim]. Bytes moved: the partials once, the output once.
+// No shared memory.
+extern "C" __global__ void __launch_bounds__(256)
+wakekv_merge(Shape shape, const Entry* entries, Attention a, void* out, u32 out_dtype) {
+  const u32 d = threadIdx.x, dim = shape.head_dim, rows = a.window * shape.group;
+  const u32 lane = blockIdx.x / rows, row = blockIdx.x % rows;
+  const Entry entry = entries[lane / shape.kv_heads];
+  const u32 token = a.first_token + row / shape.group;
+  if (d >= dim || token >= entry.tokens) return;
   const bool fetched = a.copies_per_wave[1] != 0 || a.copies_per_wave[2] != 0;
   const u32 slots = fetched ? 2 * a.splits : a.splits;
   float max = LOWEST, sum = 0, value = 0;
   for (u32 s = 0; s < slots; s++) {
-    const u64 partial = row * 2 * a.splits + s;
+    const u64 partial = u64(blockIdx.x) * 2 * a.splits + s;
     const float2 state = a.state[partial];
     const Weights w = weigh(max, state.x);
     max = w.max;
     sum = sum * w.a + state.y * w.b;
-    value = value * w.a + a.acc[partial * head_dim + d] * w.b;
+    value = value * w.a + a.acc[partial * dim + d] * w.b;
   }
-  store1(out, out_dtype, row * head_dim + d, a.fault->kind != 0 ? not_a_number() : value / sum);
+  const u64 head = lane % shape.kv_heads * shape.group + row % shape.group;
+  const u64 at = (u64(entry.row + token) * shape.kv_heads * shape.group + head) * dim + d;
+  store1(out, out_dtype, at, a.fault->kind != 0 ? not_a_number() : value / sum);
 }
 EXPORT_KERNEL(wakekv_merge)
 
 #define ATTEND(name, T, D, ROWS, CHUNK)                                                      \
-  extern "C" __global__ void __launch_bounds__(ATTEND_THREADS)                               \
+  extern "C" __global__ void __launch_bounds__(ATTEND_THREADS, 1)                            \
   name(Shape shape, const Entry* entries, Demand demand, Attention a) {                      \
     attend<T, D, ROWS, CHUNK>(shape, entries, demand, a);                                    \
   }                                                                                          \
@@ -238,6 +248,9 @@ EXPORT_KERNEL(wakekv_merge)
   ATTEND(wakekv_attend_##type##_d##D##_r4, T, D, 4, false)           \
   ATTEND(wakekv_attend_##type##_d##D##_r8, T, D, 8, false)           \
   ATTEND(wakekv_attend_chunk_##type##_d##D, T, D, 8, true)
+#ifdef WAKEKV_ATTEND
+WAKEKV_ATTEND  // such as ATTEND_DIM(__half, f16, 128): a program that compiles at first use needs one type and head dim
+#else
 #define ATTEND_TYPE(T, type) \
   ATTEND_DIM(T, type, 64)    \
   ATTEND_DIM(T, type, 80)    \
@@ -246,3 +259,4 @@ EXPORT_KERNEL(wakekv_merge)
   ATTEND_DIM(T, type, 256)
 ATTEND_TYPE(__half, f16)
 ATTEND_TYPE(__nv_bfloat16, bf16)
+#endif

@@ -9,9 +9,9 @@
 #define SHARED_MEMORY(name) unsigned char* const name = static_cast<unsigned char*>(::shim::current_block()->shared)
 #define EXPORT_KERNEL(name) SHIM_KERNEL(name)
 #else
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#define SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
+#include "half.cuh"
+extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];
+#define SHARED_MEMORY(name) unsigned char* const name = dynamic_shared_memory
 #define EXPORT_KERNEL(name)
 #endif
 

@@ -45,7 +45,7 @@ struct Head {
   u32 ways;         // that have been granted
   u32 prompt_from;  // 1 + the first page that prefill opened since the last decode step; 0 if there is none
   u32 selected;     // pages in this head's part of `selected`
-  u32 unused;
+  u32 selection_due;  // since a step that was to select, if its attention was left out
 };
 
 struct Tables {
@@ -182,6 +182,29 @@ template <> __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float
 template <typename T> struct alignas(16) Vec8 {
   T x[8];
 };
+
+// Eight stored elements, or zeros. One predicated load: where the compiler made a branch of the condition, it would wait for the bytes
+// within, and loads would not be under way together.
+template <typename T> __device__ __forceinline__ Vec8<T> load8_if(bool wanted, const T* from) {
+#ifdef CUDA_HOST_SHIM
+  return wanted ? *reinterpret_cast<const Vec8<T>*>(from) : Vec8<T>{};
+#else
+  u32 words[4];
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %5, 0;\n"
+      "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
+      : "l"(from), "r"(u32(wanted)));
+  Vec8<T> to;
+#pragma unroll
+  for (int i = 0; i < 4; i++) to.x[2 * i] = T{u16(words[i])}, to.x[2 * i + 1] = T{u16(words[i] >> 16)};
+  return to;
+#endif
+}
 
 // Eight elements of a tensor of the engine's, whose element type is known at run time only. `at` is a multiple of 8.
 __device__ __forceinline__ void load8(const void* tensor, u32 dtype, u64 at, float (&to)[8]) {

@@ -101,7 +101,10 @@ wakekv_open(Tables tables, Shape shape, const Entry* entries, const u64* step_nu
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) tallies[lane.index] = {0, 0, 0, 0, evictions};
+  if (threadIdx.x == 0) {
+    tallies[lane.index] = {0, 0, 0, 0, evictions};
+    if (lane.entry.reselect) lane.state->selection_due = 1;
+  }
 }
 EXPORT_KERNEL(wakekv_open)
 
@@ -284,6 +287,30 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) wakekv_grant(Tables ta
   if (grant.last) tables.heads[grant.head].ways = grant.ways;
 }
 EXPORT_KERNEL(wakekv_grant)
+
+// Where the tables of a sequence move when it outgrows them: first elements and rooms, as in Sequence.
+struct Move {
+  u64 ways_from, ways_to;
+  u64 pages_from, pages_to;
+  u32 ways_room_from, ways_room_to;
+  u32 pages_room_from, pages_room_to;
+};
+
+// Moves the tables of a sequence's heads to where there is more room. Both places lie in the same arrays and do not overlap. One block
+// per head: grid (heads). No shared memory.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) wakekv_move(Tables tables, const Head* heads, Move move) {
+  const Head head = heads[blockIdx.x];
+  const u64 ways_from = move.ways_from + u64(blockIdx.x) * move.ways_room_from, ways_to = move.ways_to + u64(blockIdx.x) * move.ways_room_to;
+  const u64 pages_from = move.pages_from + u64(blockIdx.x) * move.pages_room_from, pages_to = move.pages_to + u64(blockIdx.x) * move.pages_room_to;
+  for (u32 i = threadIdx.x; i < head.ways; i += blockDim.x) {
+    tables.slot_of_way[ways_to + i] = tables.slot_of_way[ways_from + i];
+    tables.page_of_way[ways_to + i] = tables.page_of_way[ways_from + i];
+    tables.stamp_of_way[ways_to + i] = tables.stamp_of_way[ways_from + i];
+  }
+  for (u32 i = threadIdx.x; i < head.pages; i += blockDim.x) tables.way_of_page[pages_to + i] = tables.way_of_page[pages_from + i];
+  for (u32 i = threadIdx.x; i < head.selected; i += blockDim.x) tables.selected[pages_to + i] = tables.selected[pages_from + i];
+}
+EXPORT_KERNEL(wakekv_move)
 
 // Undoes a step: the pages it opened are gone, its fetches count for nothing, and of the ways only `ways[entry * heads + head]` are
 // left. A sealed page that the step used may lose its way, for nobody can tell whether its bytes had arrived; it is reserved, so

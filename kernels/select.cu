@@ -8,8 +8,6 @@
 
 constexpr u32 SCORE_WARPS = 4;
 constexpr u32 SELECT_THREADS = 256;
-constexpr u32 SCORED_ROWS = 8;  // at a time
-constexpr u32 MAX_HEAD_DIM = 256;
 
 enum { SELECT_ALL, SELECT_TOP, SELECT_LISTED };
 struct Selection {
@@ -38,12 +36,15 @@ __device__ __forceinline__ Candidates candidates(const Shape& shape, const Entry
   return {first, max(min(before_window, written), first), last};
 }
 
+// Whether pages are chosen anew. wakekv_select takes note of it when that is done.
+__device__ __forceinline__ bool selects(const Lane& lane) { return lane.entry.reselect || lane.state->selection_due; }
+
 // ---- scores ----
 
 __device__ __forceinline__ float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
 
 // The score functions: the warp scores one page, staged in shared memory, for 4 rows at a time, 8 lanes each; the result is in all
-// 8 lanes of each row. q: [SCORED_ROWS, dim] of shared memory.
+// 8 lanes of each row. q: [dim] of shared memory.
 template <typename T> __device__ float min_max_score(const u8* digest, const float* q, u32 dim) {
   const u32 lane = threadIdx.x % 8;
   const T* lowest = reinterpret_cast<const T*>(digest);
@@ -98,10 +99,11 @@ template <typename T> __device__ float sketch_score(const u8* digest, const floa
   return finite ? __fadd_rn(offset, __fmul_rn(step, float(best))) : not_a_number();
 }
 
-// Scores the candidates of each decode entry: the largest over the query heads of the group, NaN if any is NaN.
+// Scores the candidates of each decode entry: the largest over the query heads of the group and the entry's tokens, which share one
+// demand; infinite if any is NaN.
 //
 // grid (blocks, kv_heads, entries), any number of blocks; a warp takes every page that is its turn. q: [tokens, query heads, dim].
-// scores: [lanes, room], by logical page. Bytes moved: each digest once, 4 bytes per page.
+// scores: [lanes, room], by logical page. Bytes moved: each digest once per new token, 4 bytes per page.
 // Shared memory: queries 4 * max(group, 4) * dim, twice for rotated sketches; then per warp the digest's stride and 4 * dim bytes.
 template <typename T>
 __device__ void score(const Tables& tables, const Shape& shape, const Entry* entries, const Selection& selection,
@@ -109,7 +111,7 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
   SHARED_MEMORY(shared);
   const Lane lane = lane_of(tables, shape, entries, blockIdx.z, blockIdx.y);
   const Candidates range = candidates(shape, lane.entry, selection);
-  if (!lane.entry.decode || !lane.entry.reselect || selection.count >= range.end - range.first) return;
+  if (!lane.entry.decode || !selects(lane) || selection.count >= range.end - range.first) return;
   const u32 dim = shape.head_dim, rows = shape.group, warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const bool turned = is_rotated(digests.kind);
   const Rotated sketch = rotated(turned ? digests.kind : DIGEST_ROTATED_1, dim, shape.page_tokens);
@@ -118,39 +120,44 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
   u8* digest = prepared + (turned ? max(rows, 4u) * dim * 4 : 0) + warp * (digests.stride + 4 * dim);
   i8* bytes = reinterpret_cast<i8*>(digest + digests.stride) + lane_id / 8 * dim;
 
-  const u64 first = (u64(lane.entry.row) * shape.kv_heads + blockIdx.y) * rows * dim;
-  for (u32 i = threadIdx.x * 8; i < rows * dim; i += blockDim.x * 8) {
-    float row[8];
-    load8(q, dtype, first + i, row);
-    for (int e = 0; e < 8; e++) queries[i + e] = __fmul_rn(row[e], scale);
-  }
-  __syncthreads();
-  if (turned) prepare_rotated(sketch, queries, rows, prepared);
-  __syncthreads();
+  for (u32 token = 0; token < lane.entry.tokens; token++) {
+    const u64 first = (u64(lane.entry.row + token) * shape.kv_heads + blockIdx.y) * rows * dim;
+    __syncthreads();  // the queries of the token before have been read
+    for (u32 i = threadIdx.x * 8; i < rows * dim; i += blockDim.x * 8) {
+      float row[8];
+      load8(q, dtype, first + i, row);
+      for (int e = 0; e < 8; e++) queries[i + e] = __fmul_rn(row[e], scale);
+    }
+    __syncthreads();
+    if (turned) prepare_rotated(sketch, queries, rows, prepared);
+    __syncthreads();
 
-  for (u32 page = range.first + blockIdx.x * SCORE_WARPS + warp; page < range.end; page += gridDim.x * SCORE_WARPS) {
-    const u64 host = lane.groups[page] * shape.heads + lane.head;
-    const uint4* from = reinterpret_cast<const uint4*>(digests.bytes + host * digests.stride);
-    for (u32 i = lane_id; i < digests.stride / 16; i += 32) reinterpret_cast<uint4*>(digest)[i] = from[i];
-    __syncwarp();
-    float best = minus_infinity();
-    for (u32 row = 0; row < rows; row += 4) {
-      // Lanes without a row of their own repeat the last one.
-      const u32 mine = min(row + lane_id / 8, rows - 1);
-      const float* query = queries + mine * dim;
-      const float value = turned                          ? rotated_score(sketch, digest, rotated_row(prepared, mine, dim))
-                          : digests.kind == DIGEST_SKETCH ? sketch_score<T>(digest, query, dim, shape.page_tokens, bytes)
-                                                          : min_max_score<T>(digest, query, dim);
-      best = larger_or_nan(best, value);
+    for (u32 page = range.first + blockIdx.x * SCORE_WARPS + warp; page < range.end; page += gridDim.x * SCORE_WARPS) {
+      const u64 host = lane.groups[page] * shape.heads + lane.head;
+      const uint4* from = reinterpret_cast<const uint4*>(digests.bytes + host * digests.stride);
+      for (u32 i = lane_id; i < digests.stride / 16; i += 32) reinterpret_cast<uint4*>(digest)[i] = from[i];
       __syncwarp();
-    }
+      float best = minus_infinity();
+      for (u32 row = 0; row < rows; row += 4) {
+        // Lanes without a row of their own repeat the last one.
+        const u32 mine = min(row + lane_id / 8, rows - 1);
+        const float* query = queries + mine * dim;
+        const float value = turned                          ? rotated_score(sketch, digest, rotated_row(prepared, mine, dim))
+                            : digests.kind == DIGEST_SKETCH ? sketch_score<T>(digest, query, dim, shape.page_tokens, bytes)
+                                                            : min_max_score<T>(digest, query, dim);
+        best = larger_or_nan(best, value);
+        __syncwarp();
+      }
 #pragma unroll
-    for (int distance = 8; distance < 32; distance *= 2) {
-      const float other = __shfl_xor_sync(ALL_LANES, best, distance);
-      best = larger_or_nan(best, other);
+      for (int distance = 8; distance < 32; distance *= 2) {
+        const float other = __shfl_xor_sync(ALL_LANES, best, distance);
+        best = larger_or_nan(best, other);
+      }
+      // Unknown is read first, so that it shows in the output as it would without a selection.
+      if (best != best) best = -minus_infinity();
+      float* score = &scores[u64(lane.index) * room + page];
+      if (lane_id == 0) *score = token == 0 || best > *score ? best : *score;
     }
-    // Unknown is read first, so that it shows in the output as it would without a selection.
-    if (lane_id == 0) scores[u64(lane.index) * room + page] = best != best ? -minus_infinity() : best;
   }
 }
 
@@ -204,7 +211,7 @@ __device__ u32 nth_largest(const float* scores, u32 first, u32 end, u32 wanted, 
 // One block per lane: grid (kv_heads, entries). listed: [lanes + 1] offsets into list_pages, for SELECT_LISTED; a list may have
 // any order, and names no page twice. scores: [lanes, room]; with SELECT_LISTED scratch of the same size.
 // Bytes moved: 20 per candidate, 8 per demanded page. Shared memory: (256 + 2 + 8) * 4 bytes.
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
 wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection selection, float* scores, const u32* listed,
               const u32* list_pages, Demand demand, Fault* fault) {
   SHARED_MEMORY(shared);
@@ -217,7 +224,7 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection select
   float* mine = scores + u64(lane.index) * demand.room;
 
   bool everything = !lane.entry.decode || selection.mode == SELECT_ALL;
-  const bool top = !everything && selection.mode == SELECT_TOP, reuse = top && !lane.entry.reselect;
+  const bool top = !everything && selection.mode == SELECT_TOP, reuse = top && !selects(lane);
   if (top && !reuse && selection.count >= range.end - range.first) everything = true;
   u32 least = 0, ties = 0;  // of SELECT_TOP: every key above `least`, and the first `ties` that are equal to it
   if (everything) {
@@ -267,9 +274,10 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection select
     if (take && top && !reuse) lane.selected[rank - range.first] = page;
   }
   for (u32 page = range.end + threadIdx.x; page <= range.last; page += blockDim.x) pages[taken + page - range.end] = page;
+  __syncthreads();  // everyone has read whether a selection is due
   if (threadIdx.x == 0) {
     demand.counts[lane.index] = taken + range.last + 1 - range.end;
-    if (top && !reuse) lane.state->selected = taken - range.first;
+    if (top && !reuse) lane.state->selected = taken - range.first, lane.state->selection_due = 0;
   }
 }
 EXPORT_KERNEL(wakekv_select)

@@ -196,6 +196,93 @@ pub enum Error {
         isa: crate::Isa,
     },
 
+    /// There is no CUDA device to be used: no driver, one that is too old, or no such device.
+    #[cfg(feature = "cuda")]
+    #[error("CUDA cannot be used: {reason}")]
+    CudaUnavailable {
+        /// What is missing.
+        reason: String,
+    },
+
+    /// No machine code of the kernels can be had for the device.
+    #[cfg(feature = "cuda")]
+    #[error("CUDA kernels: {reason}")]
+    CudaKernels {
+        /// Why.
+        reason: String,
+    },
+
+    /// A call of the CUDA driver failed.
+    #[cfg(feature = "cuda")]
+    #[error("{call} failed: {cause}")]
+    Cuda {
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's own words.
+        cause: String,
+    },
+
+    /// Host memory could not be pinned. Nothing falls back to memory that is not pinned.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "{bytes} bytes of host memory could not be pinned ({pinned} bytes were): {cause}: make Cache::builder().reservoir(..) smaller,          or raise the system's limit on locked memory"
+    )]
+    Pinning {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes that could be had.
+        pinned: u64,
+        /// The driver's own words.
+        cause: String,
+    },
+
+    /// A tensor in device memory is not aligned.
+    #[cfg(feature = "cuda")]
+    #[error("{tensor} lies at address {address:#x}, but must be aligned to {bytes} bytes")]
+    Alignment {
+        /// Which argument.
+        tensor: &'static str,
+        /// Where it lies.
+        address: u64,
+        /// The alignment.
+        bytes: u64,
+    },
+
+    /// A step cannot be captured, or a captured one does not fit.
+    #[cfg(feature = "cuda")]
+    #[error("captured step: {reason}")]
+    Capture {
+        /// Why.
+        reason: String,
+    },
+
+    /// A kernel of an earlier step has met a state that must not be. The outputs of that step are NaN from that layer on, and the cache cannot be used
+    /// any more.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "a kernel has raised a fault: {reason} (sequence {sequence}, layer {layer}, KV head {kv_head}, page {page:?}): please report it, and build a new cache"
+    )]
+    DeviceFault {
+        /// What it met.
+        reason: &'static str,
+        /// The place of the sequence.
+        sequence: u32,
+        /// The layer.
+        layer: usize,
+        /// The KV head.
+        kv_head: usize,
+        /// The logical page, if it was about one.
+        page: Option<u32>,
+    },
+
+    /// The device failed earlier in a way that what it holds cannot be trusted.
+    #[cfg(feature = "cuda")]
+    #[error("the device cannot be used any more ({cause}): build a new cache")]
+    DeviceLost {
+        /// What happened.
+        cause: String,
+    },
+
     /// A page table refused a call that the cache had admitted.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -205,6 +292,13 @@ impl Error {
     /// Whether the call was refused before it changed anything, so that the step, if there was one, can go on. A
     /// [`finish`](crate::Step::finish) that is refused has ended its step all the same, for it takes the step by value.
     pub fn is_refusal(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if matches!(
+            self,
+            Error::Cuda { .. } | Error::Alignment { .. } | Error::DeviceFault { .. } | Error::DeviceLost { .. }
+        ) {
+            return false;
+        }
         !matches!(
             self,
             Error::Copy { .. } | Error::CopyWorkerDead | Error::ThreadPanicked | Error::Table(_) | Error::StepFailed

@@ -149,6 +149,64 @@ impl<'c, B: Backend> Step<'c, B> {
         Ok(report)
     }
 
+    /// Whether nothing has been called yet.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn check_untouched(&self, call: &'static str) -> Result<(), Error> {
+        self.check_open()?;
+        match self.appended {
+            0 => Ok(()),
+            _ => Err(Error::Order {
+                call,
+                layer: self.appended - 1,
+                expected: "only a step in which nothing was called can be".into(),
+            }),
+        }
+    }
+
+    /// Whether all layers have been appended.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn check_complete(&self) -> Result<(), Error> {
+        self.check_open()?;
+        match self.appended == self.geometry().layers() {
+            true => Ok(()),
+            false => Err(self.out_of_order("finish", self.appended)),
+        }
+    }
+
+    /// The calls so far were only recorded.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn rewind(&mut self) {
+        (self.appended, self.attended) = (0, false);
+    }
+
+    /// All layers have been run at once.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn complete(&mut self) {
+        (self.appended, self.attended) = (self.geometry().layers(), true);
+    }
+
+    /// The step cannot go on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn fail(&mut self, error: Error) -> Error {
+        self.state = State::Failed;
+        error
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn parts(&mut self) -> (&mut B, &crate::backend::StepPlan) {
+        (&mut self.cache.backend, &self.cache.plan)
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn backend(&self) -> &B {
+        &self.cache.backend
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn geometry(&self) -> &crate::geometry::Geometry {
+        &self.cache.geometry
+    }
+
     fn check_open(&self) -> Result<(), Error> {
         match self.state {
             State::Open => Ok(()),

@@ -1,5 +1,8 @@
 //! What the examples' programs have in common as programs: threads, errors, exit codes, progress.
 
+// `simulate` has no model, and needs no more of this than errors and progress.
+#![allow(dead_code)]
+
 use std::io::ErrorKind;
 use std::process::{Command, ExitCode};
 use std::time::Duration;

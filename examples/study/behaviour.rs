@@ -38,7 +38,8 @@ impl Behaviour {
             (0..trace.marks().len()).filter(|&step| trace.marks()[step].phase == Phase::Decode).collect();
         let context: Vec<usize> = steps.iter().map(|&step| trace.marks()[step].end()).collect();
         for (seed, head) in (0u64..).zip(trace.heads()) {
-            behaviour.add(Demands { head, steps: &steps, context: &context, page_tokens: trace.shape().page_tokens }, seed);
+            behaviour
+                .add(Demands { head, steps: &steps, context: &context, page_tokens: trace.shape().page_tokens }, seed);
         }
         behaviour
     }
@@ -49,7 +50,8 @@ impl Behaviour {
         let context = |step: usize| head.context[step];
         self.heads += 1;
         self.jaccard += overlap::adjacent_jaccard(&demands);
-        let kappas = demands.windows(2).enumerate().map(|(step, pair)| overlap::kappa(pair[0], pair[1], pages(step + 1)));
+        let kappas =
+            demands.windows(2).enumerate().map(|(step, pair)| overlap::kappa(pair[0], pair[1], pages(step + 1)));
         self.kappa += kappas.sum::<f64>() / (demands.len().max(2) - 1) as f64;
         self.unstable += usize::from(drift::unstable(&demands, pages));
         self.drifting += usize::from(!drift::drift_events(&demands).is_empty());
@@ -120,7 +122,8 @@ fn novelty(demands: &[&[u32]], masses: &[&[f32]]) -> Vec<f64> {
 
 /// How much of its demand every head changes, one row per head, in bins of `width` decode steps.
 pub fn turnover(trace: &Trace, width: usize) -> Vec<Vec<f64>> {
-    let steps: Vec<usize> = (0..trace.marks().len()).filter(|&step| trace.marks()[step].phase == Phase::Decode).collect();
+    let steps: Vec<usize> =
+        (0..trace.marks().len()).filter(|&step| trace.marks()[step].phase == Phase::Decode).collect();
     let row = |head: &Stream| {
         let changes: Vec<f64> =
             steps.windows(2).map(|pair| overlap::churn(head.demand(pair[0]), head.demand(pair[1]))).collect();

@@ -13,8 +13,8 @@ use plotters::style::{FontStyle, register_font};
 const SIZE: (u32, u32) = (860, 520);
 const FONT: &str = "sans-serif";
 
-/// Colours that people with colour blindness can tell apart (Okabe and Ito).
-const COLOURS: [RGBColor; 8] = [
+/// Colours that people with colour blindness can tell apart (Okabe and Ito's, and some more).
+const COLOURS: [RGBColor; 11] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -23,7 +23,45 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(86, 180, 233),
     RGBColor(90, 90, 90),
     RGBColor(160, 120, 60),
+    RGBColor(120, 60, 160),
+    RGBColor(0, 0, 0),
+    RGBColor(150, 150, 150),
 ];
+
+/// What can be drawn on either backend.
+pub trait Chart {
+    fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> Result<()>
+    where
+        B::ErrorType: 'static;
+
+    /// Writes `stem`.svg and `stem`.png.
+    fn write(&self, stem: &Path) -> Result<()> {
+        register_letters();
+        let path = stem.with_extension("svg");
+        let area = SVGBackend::new(&path, SIZE).into_drawing_area();
+        area.fill(&WHITE).map_err(failed)?;
+        self.draw(&area)?;
+        area.present().map_err(failed)?;
+
+        let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
+        {
+            let area = BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area();
+            area.fill(&WHITE).map_err(failed)?;
+            self.draw(&area)?;
+            area.present().map_err(failed)?;
+        }
+        save(&stem.with_extension("png"), &pixels).with_context(|| format!("cannot write {}.png", stem.display()))
+    }
+}
+
+fn register_letters() {
+    static FONTS: Once = Once::new();
+    FONTS.call_once(|| {
+        // The font is a constant of a crate: a program whose font cannot be read could not have been tested.
+        let font = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
+        assert!(font.is_ok(), "the built-in font cannot be read");
+    });
+}
 
 /// A curve and its name.
 #[derive(Clone, Debug)]
@@ -43,12 +81,7 @@ pub struct Lines {
     pub series: Vec<Series>,
 }
 
-impl Lines {
-    /// Writes `stem`.svg and `stem`.png.
-    pub fn write(&self, stem: &Path) -> Result<()> {
-        write(stem, &|area| self.draw(area), &|area| self.draw(area))
-    }
-
+impl Chart for Lines {
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> Result<()>
     where
         B::ErrorType: 'static,
@@ -97,12 +130,7 @@ pub struct Map {
     pub rows: Vec<Vec<f64>>,
 }
 
-impl Map {
-    /// Writes `stem`.svg and `stem`.png.
-    pub fn write(&self, stem: &Path) -> Result<()> {
-        write(stem, &|area| self.draw(area), &|area| self.draw(area))
-    }
-
+impl Chart for Map {
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> Result<()>
     where
         B::ErrorType: 'static,
@@ -139,31 +167,6 @@ fn shade(value: f64) -> RGBColor {
     let (from, to, share) = (stops[index], stops[index + 1], place - index as f64);
     let mix = |a: f64, b: f64| (a + (b - a) * share).round() as u8;
     RGBColor(mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
-}
-
-type Draw<'a, B> = &'a dyn Fn(&DrawingArea<B, Shift>) -> Result<()>;
-
-/// The same drawing on both backends.
-fn write(stem: &Path, vector: Draw<'_, SVGBackend<'_>>, raster: Draw<'_, BitMapBackend<'_>>) -> Result<()> {
-    static FONTS: Once = Once::new();
-    FONTS.call_once(|| {
-        // The font is a constant of a crate: a program whose font cannot be read could not have been tested.
-        let font = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
-        assert!(font.is_ok(), "the built-in font cannot be read");
-    });
-    let area = SVGBackend::new(&stem.with_extension("svg"), SIZE).into_drawing_area();
-    area.fill(&WHITE).map_err(failed)?;
-    vector(&area)?;
-    area.present().map_err(failed)?;
-    drop(area);
-
-    let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
-    let area = BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area();
-    area.fill(&WHITE).map_err(failed)?;
-    raster(&area)?;
-    area.present().map_err(failed)?;
-    drop(area);
-    save(&stem.with_extension("png"), &pixels).with_context(|| format!("cannot write {}.png", stem.display()))
 }
 
 fn save(path: &Path, pixels: &[u8]) -> Result<()> {

@@ -44,7 +44,8 @@ impl Contender {
 
     /// Whether the paper's accounting says what it does.
     pub fn has_paper_accounting(self) -> bool {
-        !matches!(self, Contender::Moving(_)) && (!matches!(self, Contender::Reactive(_)) || self == Contender::Reactive(Rule::Lru))
+        !matches!(self, Contender::Moving(_))
+            && (!matches!(self, Contender::Reactive(_)) || self == Contender::Reactive(Rule::Lru))
     }
 }
 
@@ -103,7 +104,8 @@ impl Cell {
 
 /// One cell: the runs are added up.
 pub fn cell(runs: &[Run<'_>], contender: Contender, budget: usize, accounting: Accounting) -> Result<Cell> {
-    let mut cell = Cell { contender, budget, counts: Counts::default(), resident: 0.0, peak: 0.0, refreshed: 0, steps: 0 };
+    let mut cell =
+        Cell { contender, budget, counts: Counts::default(), resident: 0.0, peak: 0.0, refreshed: 0, steps: 0 };
     for run in runs {
         let outcome = replay(run, contender, budget, accounting)?;
         let heads = outcome.heads.len().max(1) as f64;

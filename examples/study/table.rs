@@ -56,7 +56,10 @@ impl Table {
 
     fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        (0..columns).map(|column| width(column).max().unwrap_or(0)).collect()
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        (0..columns).map(width).collect()
     }
 }

@@ -1,8 +1,11 @@
 //! The keys and values of a context: the model reads it once, exactly, and they are written into every cache that is compared.
 
 use anyhow::{Result, ensure};
+use wakekv::Cpu;
 
-use crate::llm::attention::{Attention, Dense, Kind, Memory, Pass};
+use super::run::Reads;
+use crate::llm::attention::{Attention, Kind, Memory, Pass};
+use crate::llm::cached::Cached;
 use crate::llm::engine;
 use crate::llm::model::{Logits, Model};
 
@@ -34,8 +37,9 @@ impl Context {
     pub fn read(model: &Model, ids: &[u32], mut on: impl FnMut(usize)) -> Result<Self> {
         ensure!(!ids.is_empty(), "the context is empty");
         let config = model.config();
+        let cache = Reads::Full.cache(config, ids.len())?.build(Cpu::new().threads(1))?;
         let mut memory = Tapped {
-            inner: Dense::new(config.layers, config.kv_heads, config.head_dim, ids.len())?,
+            inner: Cached::new(cache),
             tap: Layers {
                 layers: (0..config.layers).map(|_| Layer::default()).collect(),
                 query_row: config.query_heads * config.head_dim,

@@ -127,6 +127,17 @@ pub enum Measure {
     Perplexity,
 }
 
+impl Measure {
+    /// In a few words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Measure::Found => "answers found in the text",
+            Measure::Agreement => "given tokens that the model thought likeliest",
+            Measure::Perplexity => "perplexity of the given tokens",
+        }
+    }
+}
+
 /// One piece of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {

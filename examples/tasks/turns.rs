@@ -15,21 +15,22 @@ const MIDDLE: [(&str, &str); 3] = [
 pub fn script(frame: &Frame<'_>, tokens: usize, seed: u64) -> Result<Script> {
     let mut words = Words::new(100, seed);
     let (pet, city, code) = (words.pick(&PETS), words.pick(&CITIES), words.code());
-    let facts = format!("My dog is called {pet}. I live in {city}. The code of my locker is {code}.");
+    let facts =
+        format!("The name of the dog is {pet}. The name of the city is {city}. The code of the locker is {code}.");
     let room = tokens.saturating_sub(220) / MIDDLE.len();
     let mut messages = vec![
-        ("user", format!("Please remember three facts about me. {facts}")),
-        ("assistant", "I will remember these three facts.".to_owned()),
+        ("user", format!("Remember these three facts. {facts}")),
+        ("assistant", "I will remember them.".to_owned()),
     ];
     for (request, answer) in MIDDLE {
         let text = frame.fill(room, || words.sentence())?.join(" ");
         messages.push(("user", format!("{request}\n{text}")));
         messages.push(("assistant", answer.to_owned()));
     }
-    let asked = "What is my dog called, where do I live, and what is the code of my locker? Answer in three sentences.";
+    let asked = "What three facts did I ask you to remember? Repeat them.";
     messages.push(("user", format!("{CUT}{asked}")));
     let messages: Vec<(&str, &str)> = messages.iter().map(|(role, text)| (*role, text.as_str())).collect();
-    let (context, question) = frame.dialogue(&messages, "Your dog is called")?;
+    let (context, question) = frame.dialogue(&messages, "The name of the dog is")?;
     let answers = vec![pet.to_owned(), city.to_owned(), code.to_string()];
     Ok(Script { context, question, rest: Rest::Write { tokens: 40, temperature: 0.0, answers } })
 }

@@ -5,7 +5,7 @@ use crate::backend::{Backend, EntryPlan, WayGrant};
 use crate::error::Error;
 use crate::growth::make_room;
 use crate::observe::{Observer, Part};
-use crate::stats::StepReport;
+use crate::stats::{PhaseCounts, StepReport};
 use crate::table::Phase;
 
 impl<B: Backend> Cache<B> {
@@ -140,15 +140,10 @@ impl<B: Backend> Cache<B> {
             occupancy: self.occupancy(),
             ..StepReport::default()
         };
-        for (total, &step) in self.stats.heads.iter_mut().zip(&self.counts.heads) {
-            *total += step;
-            report.counts += step;
-        }
+        report.counts = self.count_heads();
         self.stats.last_step.copy_from_slice(&self.counts.heads);
         self.stats.steps += 1;
         self.stats.tokens += report.tokens as u64;
-        self.stats.counts += report.counts;
-        self.stats.stall += report.stall;
         tracing::debug!(
             step = report.step,
             hits = report.counts.decode.hits,
@@ -157,6 +152,18 @@ impl<B: Backend> Cache<B> {
             "step finished"
         );
         Ok(report)
+    }
+
+    /// Adds what the backend has just counted to the statistics, and returns its sum.
+    pub(super) fn count_heads(&mut self) -> PhaseCounts {
+        let mut sum = PhaseCounts::default();
+        for (total, &counted) in self.stats.heads.iter_mut().zip(&self.counts.heads) {
+            *total += counted;
+            sum += counted;
+        }
+        self.stats.counts += sum;
+        self.stats.stall += self.counts.stall;
+        sum
     }
 
     /// Shows the observer, if there is one, what the heads of a layer have just demanded.
@@ -211,7 +218,7 @@ impl<B: Backend> Cache<B> {
     }
 
     /// A [`Step`](crate::Step) that was leaked instead of dropped is undone by the next call that changes anything.
-    pub(super) fn undo_leaked_step(&mut self) {
+    pub(crate) fn undo_leaked_step(&mut self) {
         if self.open_step {
             self.undo();
         }

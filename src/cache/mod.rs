@@ -187,6 +187,20 @@ impl<B: Backend> Cache<B> {
         &self.stats
     }
 
+    /// Waits for everything that is under way on the device, and brings [`stats`](Self::stats) up to date. On the CPU they always are; a CUDA device
+    /// counts by itself, and its counters come in a step or two later.
+    ///
+    /// # Errors
+    /// Something that was under way has failed.
+    pub fn synchronize(&mut self) -> Result<(), Error> {
+        self.undo_leaked_step();
+        self.counts.stall = Default::default();
+        self.counts.heads.fill(Default::default());
+        self.backend.synchronize(&mut self.counts)?;
+        self.count_heads();
+        Ok(())
+    }
+
     /// How full the pools are.
     pub fn occupancy(&self) -> Occupancy {
         Occupancy {

@@ -13,6 +13,8 @@
 
 #[cfg(feature = "trace")]
 mod arrays;
+mod demands;
+mod lane;
 #[cfg(feature = "trace")]
 mod log;
 mod recorder;
@@ -23,11 +25,15 @@ mod tensors;
 #[cfg(feature = "trace")]
 mod tensors_saved;
 
+pub(crate) use demands::greatest;
+pub use demands::{Demands, OracleSettings, Worth};
+pub(crate) use lane::Lane;
 #[cfg(feature = "trace")]
 pub use log::{Array, Lanes, Log, Meta};
 pub use recorder::Recorder;
 pub use stream::Stream;
 pub use tensors::Tensors;
+pub(crate) use tensors::{dot, softmax};
 
 use crate::table::{Phase, Pins, Tally};
 
@@ -160,6 +166,9 @@ pub enum TraceError {
         /// The token.
         token: usize,
     },
+    /// Pages of no tokens.
+    #[error("page_tokens is 0, but must be at least 1")]
+    PageTokens,
     /// Reading or writing failed.
     #[cfg(feature = "trace")]
     #[error("{what}: {source}")]
@@ -268,6 +277,11 @@ impl Trace {
         }
         self.end_step(mark, None);
         Ok(())
+    }
+
+    /// The same steps with other demands: per head one list for each of them.
+    pub(crate) fn with_heads(&self, heads: Vec<Stream>) -> Trace {
+        Trace { shape: self.shape, marks: self.marks.clone(), heads }
     }
 
     fn check(&self, mark: Mark, demands: &[impl AsRef<[u32]>]) -> Result<(), TraceError> {

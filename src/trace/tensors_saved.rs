@@ -5,7 +5,7 @@ use std::path::Path;
 use half::f16;
 
 use super::arrays::{Reader, Writer, format};
-use super::{Log, Meta, Tensors, TraceError};
+use super::{Log, Meta, Tensors, TraceError, greatest};
 
 impl Tensors {
     /// Writes the tensors as one npz file, which numpy loads. What not all layers have is left out.
@@ -105,17 +105,7 @@ impl Tensors {
                 (0..self.layers).flat_map(|layer| (0..self.query_heads).map(move |head| (layer, head)))
             {
                 self.attention(layer, query_head, token, &mut weights)?;
-                let greater = |&a: &u32, &b: &u32| {
-                    let weight = |token: u32| weights.get(token as usize).copied().unwrap_or(0.0);
-                    weight(b).total_cmp(&weight(a)).then(a.cmp(&b))
-                };
-                order.clear();
-                order.extend(0..weights.len() as u32);
-                if topk > 0 && topk < order.len() {
-                    order.select_nth_unstable_by(topk - 1, greater);
-                }
-                order.truncate(topk);
-                order.sort_unstable_by(greater);
+                greatest(&mut order, weights.len(), topk, |token| weights.get(token).copied().unwrap_or(0.0));
                 let padding = topk - order.len();
                 indices.extend(order.iter().map(|&token| token as i32).chain(std::iter::repeat_n(-1, padding)));
                 let best = order.iter().filter_map(|&token| weights.get(token as usize));

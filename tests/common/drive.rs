@@ -1,6 +1,7 @@
 //! Takes a cache through one step.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use super::device::Tensors;
 use super::memory::{Draft, Turn};
 use wakekv::{Cache, Entry, Error, PageLists, StepReport};
 
@@ -46,8 +47,8 @@ pub type Outputs = Vec<Vec<f32>>;
 
 /// Runs a step, with `lists` per layer under an explicit selection. `None` when it was given up as asked. Outputs are poisoned before
 /// they are written, and a step that has failed once must go on failing.
-pub fn drive(
-    cache: &mut Cache,
+pub fn drive<B: Tensors>(
+    cache: &mut Cache<B>,
     turns: &[Turn],
     lists: &[Lists],
     stop: Option<Stop>,
@@ -64,15 +65,17 @@ pub fn drive(
         for call in [After::Nothing, After::Append, After::Attend] {
             let result = match call {
                 After::Nothing => Ok(()),
-                After::Append => step.append(layer, &gather(|draft| &draft.keys), &gather(|draft| &draft.values)),
-                After::Attend => match lists.get(layer) {
-                    None => step.attend(layer, &gather(|draft| &draft.queries), &mut out),
-                    Some(lists) => step.attend_pages(layer, &gather(|draft| &draft.queries), lists.view(), &mut out),
-                },
+                After::Append => {
+                    B::append_host(&mut step, layer, &gather(|draft| &draft.keys), &gather(|draft| &draft.values))
+                }
+                After::Attend => {
+                    let pages = lists.get(layer).map(Lists::view);
+                    B::attend_host(&mut step, layer, &gather(|draft| &draft.queries), pages, &mut out)
+                }
             };
             if result.is_err() {
                 let keys = gather(|draft| &draft.keys);
-                assert!(matches!(step.append(layer + 1, &keys, &keys), Err(Error::StepFailed)));
+                assert!(matches!(B::append_host(&mut step, layer + 1, &keys, &keys), Err(Error::StepFailed)));
                 assert!(matches!(step.finish(), Err(Error::StepFailed)));
                 return result.map(|()| None);
             }

@@ -1,6 +1,7 @@
 //! A world whose every number follows from a seed, and the dense float64 attention over it.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod device;
 pub mod drive;
 pub mod faulty;
 pub mod heads;
@@ -8,6 +9,7 @@ pub mod memory;
 pub mod naive;
 mod rng;
 
+pub use device::Tensors;
 pub use rng::Rng;
 
 use half::{bf16, f16};
@@ -107,7 +109,7 @@ impl<'w> Part<'w> {
 }
 
 /// Runs one step and returns the output of every layer, `[layers][tokens, query_heads, head_dim]`, poisoned before it is written.
-pub fn run_step(cache: &mut Cache, parts: &[Part<'_>]) -> Result<(Vec<Vec<f32>>, StepReport), Error> {
+pub fn run_step<B: Tensors>(cache: &mut Cache<B>, parts: &[Part<'_>]) -> Result<(Vec<Vec<f32>>, StepReport), Error> {
     let geometry = *cache.geometry();
     let entries: Vec<Entry> = parts.iter().map(|part| part.entry).collect();
     let mut step = cache.step(&entries)?;
@@ -118,8 +120,8 @@ pub fn run_step(cache: &mut Cache, parts: &[Part<'_>]) -> Result<(Vec<Vec<f32>>,
             parts.iter().flat_map(tensor).collect()
         };
         let mut out = vec![f32::NAN; geometry.query_elements(step.tokens())];
-        step.append(layer, &gather(Which::Key), &gather(Which::Value))?;
-        step.attend(layer, &gather(Which::Query), &mut out)?;
+        B::append_host(&mut step, layer, &gather(Which::Key), &gather(Which::Value))?;
+        B::attend_host(&mut step, layer, &gather(Which::Query), None, &mut out)?;
         outputs.push(out);
     }
     let report = step.finish()?;

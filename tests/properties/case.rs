@@ -1,9 +1,10 @@
 //! The settings of one random history.
+#![allow(dead_code, reason = "each device uses a part of it")]
 
-use crate::common::Rng;
 use crate::common::faulty::Handle;
+use crate::common::{Rng, Tensors};
 use wakekv::table::Pins;
-use wakekv::{Cache, Cpu, DType, Digest, Geometry, Reservoir, Selection};
+use wakekv::{Cache, CacheBuilder, Cpu, DType, Digest, Geometry, Reservoir, Selection};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -20,6 +21,19 @@ enum Kind {
     Faulty,
 }
 
+/// A device to run histories on.
+pub trait Place {
+    type Backend: Tensors;
+    /// How far an output may be from float64, and from a cache on the CPU that never evicts: 0 means to the bit.
+    const TOLERANCE: f64;
+    const TWIN_TOLERANCE: f32;
+    /// Whether pages that an undone step has used may have lost their ways.
+    const FORGETS_UNDONE: bool;
+
+    /// The cache, and the test's end of a store that can fail.
+    fn build(&self, case: &Case) -> (Cache<Self::Backend>, Option<Handle>);
+}
+
 #[derive(Clone, Debug)]
 pub struct Case {
     pub seed: u64,
@@ -27,6 +41,7 @@ pub struct Case {
     pub selection: Selection,
     pub pins: Pins,
     pub reselect_every: usize,
+    pub stickiness: f32,
     pub budget: Option<usize>,
     /// Pages that the reservoir holds.
     pub groups: usize,
@@ -34,8 +49,8 @@ pub struct Case {
     pub ways: Option<usize>,
     pub scrub: bool,
     pub operations: usize,
-    threads: usize,
-    staging: Option<usize>,
+    pub threads: usize,
+    pub staging: Option<usize>,
     kind: Kind,
 }
 
@@ -84,6 +99,7 @@ impl Case {
             selection,
             pins,
             reselect_every: 1 + rng.below(3),
+            stickiness: rng.pick(&[0.0, 0.0, 0.5, 3.0]),
             budget,
             groups: rng.pick(&[12, 40, 100]),
             ways: rng.chance(50).then(|| budget.unwrap_or(20) + rng.below(20)),
@@ -95,44 +111,48 @@ impl Case {
         }
     }
 
-    /// The cache, and the test's end of a store that can fail.
-    pub fn build(&self) -> (Cache, Option<Handle>) {
-        let bytes = self.groups * self.geometry.group_bytes();
-        let name = format!("wakekv-{}-{}-{:?}", std::process::id(), self.seed, std::thread::current().id());
-        let (handle, reservoir) = match self.kind {
-            Kind::Memory => (None, Reservoir::memory(bytes as u64)),
-            Kind::File => (None, Reservoir::file(std::env::temp_dir().join(name), bytes as u64)),
-            Kind::Faulty => {
-                let (handle, reservoir) = Handle::new(bytes);
-                (Some(handle), reservoir)
-            }
-        };
-        let builder = Cache::builder(self.geometry).reservoir(reservoir).selection(self.selection);
-        let builder = builder.reselect_every(self.reselect_every).scrub_on_free(self.scrub);
+    /// All settings but the reservoir.
+    pub fn builder(&self) -> CacheBuilder {
+        let builder = Cache::builder(self.geometry).selection(self.selection);
+        let builder = builder.reselect_every(self.reselect_every).stickiness(self.stickiness);
+        let builder = builder.scrub_on_free(self.scrub);
         let builder = match self.budget {
             Some(budget) => builder.pages_per_head(budget),
             None => builder,
         };
-        let builder = match self.ways {
+        match self.ways {
             Some(ways) => builder.device_pool((ways * self.geometry.group_bytes()) as u64),
             None => builder,
-        };
-        let cpu = Cpu::new().threads(self.threads).queue_depth(128);
-        let cpu = match self.staging {
-            Some(pages) => cpu.staging_pages(pages),
-            None => cpu,
-        };
-        (builder.build(cpu).unwrap(), handle)
+        }
+    }
+
+    /// Size of the reservoir.
+    pub fn bytes(&self) -> usize {
+        self.groups * self.geometry.group_bytes()
+    }
+
+    /// A store of its kind, and the test's end of it if it can fail.
+    pub fn reservoir(&self) -> (Option<Handle>, Reservoir) {
+        let name = format!("wakekv-{}-{}-{:?}", std::process::id(), self.seed, std::thread::current().id());
+        match self.kind {
+            Kind::Memory => (None, Reservoir::memory(self.bytes() as u64)),
+            Kind::File => (None, Reservoir::file(std::env::temp_dir().join(name), self.bytes() as u64)),
+            Kind::Faulty => {
+                let (handle, reservoir) = Handle::new(self.bytes());
+                (Some(handle), reservoir)
+            }
+        }
     }
 
     /// A cache that never evicts.
     pub fn build_twin(&self) -> Cache {
-        let bytes = (self.groups * self.geometry.group_bytes()) as u64;
+        let bytes = self.bytes() as u64;
         Cache::builder(self.geometry)
             .reservoir(Reservoir::memory(bytes))
             .device_pool(3 * bytes)
             .selection(self.selection)
             .reselect_every(self.reselect_every)
+            .stickiness(self.stickiness)
             .build(Cpu::new().threads(1))
             .unwrap()
     }

@@ -13,6 +13,8 @@ pub(super) struct Head {
     pub table: HeadTable,
     /// The pages that were last selected for it, ascending, pinned ones left out.
     pub selected: Vec<u32>,
+    /// The same of the last step that has finished, where scores are sticky.
+    pub kept: Vec<u32>,
     /// A selection is due and has not been made, be it that the engine has left `attend` out in the step in which it fell due.
     pub selection_due: bool,
 }
@@ -46,6 +48,7 @@ impl Tables {
             *head = Head::default();
             head.table.reserve(pages, ways);
             head.selected.reserve(selected.min(pages));
+            head.kept.reserve(selected.min(pages));
         }
     }
 
@@ -89,6 +92,15 @@ impl Tables {
         }
     }
 
+    /// The step is final, and so are its selections.
+    pub(super) fn keep_selections(&mut self, plan: &StepPlan) {
+        for entry in plan.entries.iter().filter(|entry| entry.reselect) {
+            for head in &mut self.heads[sequence_range(entry.sequence, self.heads_per_sequence)] {
+                head.kept.clone_from(&head.selected);
+            }
+        }
+    }
+
     /// Gives them up again and forgets the pages that the step has opened, of which `pages` is what was there before.
     pub(super) fn revoke(&mut self, plan: &StepPlan, entry: &EntryPlan, pages: usize) {
         let groups = &mut self.groups[entry.sequence as usize];
@@ -108,7 +120,10 @@ impl Tables {
         let heads: usize = self
             .heads
             .iter()
-            .map(|head| size_of::<Head>() + head.table.table_bytes() + head.selected.capacity() * size_of::<u32>())
+            .map(|head| {
+                let lists = head.selected.capacity() + head.kept.capacity();
+                size_of::<Head>() + head.table.table_bytes() + lists * size_of::<u32>()
+            })
             .sum();
         let groups: usize = self.groups.iter().map(|groups| groups.capacity() * size_of::<u32>()).sum();
         heads + groups

@@ -73,15 +73,20 @@ void* allocate(size_t bytes, Kind kind) {
   return p;
 }
 
+// memory_lock is held.
+void release_at(std::map<uintptr_t, Allocation>::iterator found) {
+  const auto [address, allocation] = *found;
+  if (allocation.kind == Kind::Device) device_bytes_used -= allocation.bytes;
+  freed[address] = allocation.bytes;
+  live.erase(found);
+  munmap(start_of_mapping(reinterpret_cast<void*>(address), allocation.bytes), mapped_bytes(allocation.bytes));
+}
+
 bool release(void* p, Kind kind) {
   std::lock_guard lock(memory_lock);
   const auto found = live.find(uintptr_t(p));
   if (found == live.end() || found->second.kind != kind) return false;
-  const size_t bytes = found->second.bytes;
-  if (kind == Kind::Device) device_bytes_used -= bytes;
-  freed[found->first] = bytes;
-  live.erase(found);
-  munmap(start_of_mapping(p, bytes), mapped_bytes(bytes));
+  release_at(found);
   return true;
 }
 
@@ -96,6 +101,11 @@ CUresult allocate_device(CUdeviceptr* p, size_t bytes) {
 
 bool holds(Kind kind, const void* p, size_t bytes) { return holds_kind(&kind, p, bytes); }
 bool holds_any(const void* p, size_t bytes) { return holds_kind(nullptr, p, bytes); }
+
+void release_everything() {
+  std::lock_guard lock(memory_lock);
+  while (!live.empty()) release_at(live.begin());
+}
 
 bool was_freed(uint64_t address) {
   std::lock_guard lock(memory_lock);

@@ -16,4 +16,7 @@ bool holds_any(const void* p, size_t bytes);
 // Whether the address belonged to an allocation that has been freed, and to none since.
 bool was_freed(uint64_t address);
 
+// Frees all memory, as the end of a process does.
+void release_everything();
+
 }  // namespace driver

@@ -99,6 +99,14 @@ API CUresult cuFuncGetAttribute(int* value, int attribute, void* handle) {
   *value = attribute == kMaxDynamicShared ? static_cast<Function*>(handle)->shared_limit : 0;
   return SUCCESS;
 }
+API CUresult cuFuncGetParamInfo(void* handle, size_t index, size_t* offset, size_t* size) {
+  const auto& sizes = static_cast<Function*>(handle)->kernel->sizes;
+  if (index >= sizes.size()) return INVALID_VALUE;
+  *offset = 0;
+  for (size_t i = 0; i < index; i++) *offset += sizes[i];
+  *size = sizes[index];
+  return SUCCESS;
+}
 
 // For tests: the sizes of a kernel's parameters, up to `room` of them. Returns how many it has, 0 if there is no such kernel. The
 // library is empty for what is built in.

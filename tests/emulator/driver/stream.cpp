@@ -199,6 +199,13 @@ API CUresult cuLaunchHostFunc(void* handle, void (*function)(void*), void* argum
 API void fakecuda_hold(void* handle) {
   if (Stream* stream = find_stream(handle)) stream->hold();
 }
+API void fakecuda_hold_others(void* handle) {
+  Stream* kept = find_stream(handle);
+  std::lock_guard lock(streams_lock);
+  for (Stream* stream : streams) {
+    if (stream != kept) stream->hold();
+  }
+}
 API void fakecuda_release(void* handle) {
   if (Stream* stream = find_stream(handle)) stream->release(false);
 }

@@ -15,6 +15,9 @@ pub struct Bug {
     pub wrong: &'static str,
 }
 
+/// The bug that AddressSanitizer has to find, and nothing else can: it is built for it alone, and the others are not.
+pub const OUT_OF_BOUNDS: &str = "grant_out_of_bounds";
+
 /// All of them.
 pub const BUGS: &[Bug] = &[
     Bug {
@@ -79,8 +82,8 @@ pub const BUGS: &[Bug] = &[
         name: "attention_reads_unwritten",
         kernel: "attention.cu",
         file: "attention.cu",
-        right: "if (reads && token < filled) {",
-        wrong: "if (reads) {",
+        right: "const bool wanted = reads && token < filled;",
+        wrong: "const bool wanted = reads;",
     },
     Bug {
         name: "select_wrong_lane_mask",
@@ -88,6 +91,14 @@ pub const BUGS: &[Bug] = &[
         file: "device.cuh",
         right: "__popc(votes & ((1u << lane) - 1))",
         wrong: "__popc(votes & ((1u << (lane & 15)) - 1))",
+    },
+    // The bytes behind an allocation that its alignment leaves unused.
+    Bug {
+        name: OUT_OF_BOUNDS,
+        kernel: "residency.cu",
+        file: "residency.cu",
+        right: "tables.stamp_of_way[grant.way] = 0;",
+        wrong: "tables.stamp_of_way[grant.way + 1] = 0;",
     },
     Bug {
         name: "parameter_drift",

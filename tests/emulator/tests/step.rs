@@ -119,6 +119,8 @@ fn decode(gpu: &Gpu, tokens: usize, slow_bus: bool, waits: bool) -> Result<(usiz
         dtype: F32,
         splits: SPLITS as u32,
         wave,
+        first_token: 0,
+        window: 1,
     };
     let (entry_list, step, page_bytes) = (entries.ptr(), step_number.ptr(), PAGE_BYTES as u64);
     let lane_grid = (KV_HEADS, SEQUENCES, 1);
@@ -199,7 +201,7 @@ fn decode(gpu: &Gpu, tokens: usize, slow_bus: bool, waits: bool) -> Result<(usiz
         compute.wait(&fetched).unwrap();
     }
     attend(1);
-    gpu.launch("wakekv_merge", (rows, 1, 1), DIM, 0, &[&attention(1), &(DIM as u32), &out.ptr(), &F32]);
+    gpu.launch("wakekv_merge", (rows, 1, 1), DIM, 0, &[&shape, &entry_list, &attention(1), &out.ptr(), &F32]);
     compute.wait(&mirrored).unwrap();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = compute.end_capture(flags).unwrap().expect("something was captured");

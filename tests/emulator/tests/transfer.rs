@@ -80,7 +80,7 @@ impl Transfer {
 #[test]
 fn gathered_pages_arrive_in_their_slots() {
     let Some(gpu) = Gpu::new() else { return };
-    for (page_bytes, wave, blocks) in [(2048, 1, 1), (8192, 3, 4), (5120, 2, 16), (65536, 1, 2)] {
+    for (page_bytes, wave, blocks) in [(2048, 1, 1), (8192, 3, 4), (5120, 2, 16), (6144, 2, 3), (65536, 1, 2)] {
         let transfer = Transfer::new(&gpu, page_bytes, wave);
         transfer.gather(&gpu, &gpu.copy, wave, blocks);
         gpu.synchronize().unwrap();

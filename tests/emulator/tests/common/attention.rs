@@ -4,6 +4,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use super::common::gpu::Parameter;
 use super::common::layout::{Attention, Demand, Entry, FAULT_NOT_THERE, Fault, PENDING, Place, Shape};
 use super::common::numbers::{DType, normal};
 use super::common::{Buffer, Gpu};
@@ -180,7 +181,11 @@ impl Case {
             Demand { pages: pages.ptr(), places: places.ptr(), counts: counts.ptr(), room: room as u32, unused: 0 };
         let copies = self.copies_per_wave(gpu, data);
         let q = gpu.upload(&self.tensor.encode(&data.q));
-        let parts = data.rows * 2 * self.splits;
+        // Chunks in windows, the last of which is not full.
+        let most = self.entries.iter().map(|&(_, tokens)| tokens).max().unwrap_or(0);
+        let window = most.min(40);
+        let partial_rows = lanes * window * self.group;
+        let parts = partial_rows * 2 * self.splits;
         let (acc, state) = (gpu.alloc::<f32>(parts * self.dim), gpu.alloc::<u64>(parts));
         let fault = gpu.zeros::<Fault>(1);
         let mut attention = Attention {
@@ -194,18 +199,25 @@ impl Case {
             dtype: self.tensor.0,
             splits: self.splits as u32,
             wave: 0,
+            first_token: 0,
+            window: window as u32,
         };
         let (name, rows) = self.kernel();
-        let tiles = self.entries.iter().map(|&(_, tokens)| (tokens * self.group).div_ceil(rows)).max().unwrap_or(0);
+        let tiles = (window * self.group).div_ceil(rows);
         let grid = (self.splits, self.kv_heads * tiles, self.entries.len());
-        for wave in 0..self.waves.max(2) {
-            attention.wave = wave;
-            gpu.launch(&name, grid, 128, 4 * rows * (self.dim + 2) * 4, &[&shape, &entries.ptr(), &demand, &attention]);
-        }
         let out = gpu.alloc::<u8>(data.rows * self.dim * self.tensor.bytes());
-        let (dim, out_dtype) = (self.dim as u32, self.tensor.0);
         let threads = self.dim.next_multiple_of(32);
-        gpu.launch("wakekv_merge", (data.rows, 1, 1), threads, 0, &[&attention, &dim, &out.ptr(), &out_dtype]);
+        let entries = entries.ptr();
+        for first_token in (0..most).step_by(window) {
+            attention.first_token = first_token as u32;
+            for wave in 0..self.waves.max(2) {
+                attention.wave = wave;
+                let shared = 4 * rows * (self.dim + 2) * 4;
+                gpu.launch(&name, grid, 128, shared, &[&shape, &entries, &demand, &attention]);
+            }
+            let parameters: [&dyn Parameter; 5] = [&shape, &entries, &attention, &out.ptr(), &self.tensor.0];
+            gpu.launch("wakekv_merge", (partial_rows, 1, 1), threads, 0, &parameters);
+        }
         gpu.synchronize()?;
         self.check_fault(&fault)?;
         Ok(self.tensor.decode(&out.read()))

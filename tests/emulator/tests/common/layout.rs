@@ -27,7 +27,7 @@ layout! {
     Shape { kv_heads: u32, group: u32, page_tokens: u32, heads: u32, first_head: u32, head_dim: u32 }
     Entry { sequence: u32, start: u32, tokens: u32, row: u32, decode: u32, reselect: u32 }
     Sequence { ways_at: u64, pages_at: u64, groups_at: u64, ways_room: u32, pages_room: u32 }
-    Head { opened_step: u64, opened_from: u32, pages: u32, ways: u32, prompt_from: u32, selected: u32, unused: u32 }
+    Head { opened_step: u64, opened_from: u32, pages: u32, ways: u32, prompt_from: u32, selected: u32, selection_due: u32 }
     Tables {
         sequences: u64,
         heads: u64,
@@ -60,6 +60,8 @@ layout! {
         dtype: u32,
         splits: u32,
         wave: u32,
+        first_token: u32,
+        window: u32,
     }
     WayGrant { way: u64, head: u32, slot: u32, ways: u32, last: u32 }
 }
