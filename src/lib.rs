@@ -118,7 +118,8 @@ pub mod trace;
 pub use backend::cpu::{Cpu, CpuBackend, CpuTensor, CpuTensorMut, Isa};
 #[cfg(feature = "cuda")]
 pub use backend::cuda::{
-    Calibration, CapturedStep, Crossover, Cuda, CudaBackend, CudaTensor, CudaTensorMut, FetchPath, Measured,
+    Calibration, CapturedStep, CopyDirection, CopyPath, CopyTimer, Crossover, Cuda, CudaBackend, CudaTensor,
+    CudaTensorMut, FetchPath, Measured,
 };
 pub use cache::{Cache, CacheBuilder, Entry, Sequence};
 pub use error::Error;

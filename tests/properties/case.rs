@@ -111,6 +111,23 @@ impl Case {
         }
     }
 
+    /// The same with a geometry that there are CUDA kernels for, of one of these head dims unless pages are to be large.
+    pub fn on_cuda(mut self, head_dims: &[usize]) -> Self {
+        let rng = &mut Rng::new(self.seed ^ 0x6E0);
+        let g = self.geometry;
+        self.stickiness = 0.0; // which CUDA refuses
+        self.geometry = Geometry::builder()
+            .layers(g.layers())
+            .kv_heads(g.kv_heads())
+            .query_heads(g.query_heads())
+            .head_dim(if g.head_dim() == 128 { 128 } else { rng.pick(head_dims) })
+            .page_tokens(g.page_tokens())
+            .dtype(rng.pick(&[DType::F16, DType::BF16]))
+            .build()
+            .unwrap();
+        self
+    }
+
     /// All settings but the reservoir.
     pub fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder(self.geometry).selection(self.selection);

@@ -1,9 +1,11 @@
 //! Measures on the device at hand which of the two copy paths is faster for how many pages.
 
+use std::time::Duration;
+
 use cudarc::driver::{CudaEvent, result, sys};
 
 use super::CudaBackend;
-use super::copies::{Crossover, Direction, HostList, Pool};
+use super::copies::{CopyDirection, Crossover, HostList, Pool};
 use super::driver::{Called, Driver};
 use super::layout::{CopyList, NONE, PageCopy};
 use super::memory::DeviceMemory;
@@ -51,51 +53,53 @@ impl Cache<CudaBackend> {
     /// # Errors
     /// Memory for the measurement cannot be had, or the driver fails.
     pub fn calibrate(&mut self) -> Result<Calibration, Error> {
-        self.undo_leaked_step();
-        self.backend.calibrate()
-    }
-}
-
-impl CudaBackend {
-    fn calibrate(&mut self) -> Result<Calibration, Error> {
-        self.check_whole()?;
-        self.context.bind_to_thread().called("cuCtxSetCurrent")?;
-        let bench = Bench::new(self)?;
-        let mut measured = Vec::new();
-        let counts = std::iter::successors(Some(1), |pages| Some(2 * pages)).take_while(|&pages| pages <= bench.most);
-        for pages in counts {
-            bench.list_pages(pages)?;
-            measured.push(Measured {
-                pages,
-                page_bytes: bench.pool.page_bytes,
-                gather_us: bench.fastest(self, Direction::Fetch, Path::Kernel, pages)?,
-                dma_us: bench.fastest(self, Direction::Fetch, Path::Dma, pages)?,
-                mirror_us: bench.fastest(self, Direction::Mirror, Path::Kernel, pages)?,
-                mirror_dma_us: bench.fastest(self, Direction::Mirror, Path::Dma, pages)?,
-            });
-        }
+        let most = (MOST_BYTES / self.geometry().page_bytes()).clamp(1, MOST_PAGES);
+        let mut timer = self.copy_timer(most)?;
+        let counts = std::iter::successors(Some(1), |pages| Some(2 * pages)).take_while(|&pages| pages <= most);
+        let measured = counts.map(|pages| timer.measure(pages)).collect::<Result<Vec<_>, _>>()?;
+        drop(timer);
         let crossover = Crossover {
             fetch_pages: from_where(&measured, |at| at.gather_us < at.dma_us),
             mirror_pages: from_where(&measured, |at| at.mirror_us < at.mirror_dma_us),
         };
-        self.engine.crossover = crossover;
-        tracing::info!(?crossover, page_bytes = bench.pool.page_bytes, "copy paths calibrated");
+        self.backend.engine.crossover = crossover;
+        tracing::info!(?crossover, page_bytes = self.geometry().page_bytes(), "copy paths calibrated");
         Ok(Calibration { crossover, measured })
+    }
+
+    /// Memory to time copies of up to `most_pages` pages in, with the kernels and settings of the cache, whose own pages are left alone.
+    ///
+    /// # Errors
+    /// No pages, more than 2^32 − 1, or memory that cannot be had.
+    pub fn copy_timer(&mut self, most_pages: usize) -> Result<CopyTimer<'_>, Error> {
+        if most_pages == 0 || u32::try_from(most_pages).is_err() {
+            let (value, rule) = (most_pages.to_string(), "must be from 1 to 2^32 − 1".into());
+            return Err(Error::Setting { knob: "most_pages", value, rule });
+        }
+        self.undo_leaked_step();
+        self.backend.check_whole()?;
+        self.backend.context.bind_to_thread().called("cuCtxSetCurrent")?;
+        CopyTimer::new(&mut self.backend, most_pages)
     }
 }
 
-#[derive(Clone, Copy)]
-enum Path {
+/// How [`CopyTimer`] moves pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyPath {
+    /// The gather or the mirror kernel.
     Kernel,
+    /// The copy engines.
     Dma,
 }
 
-/// Memory of its own to copy pages within, scattered as those of a step are.
-struct Bench {
+/// Times copies between memory of its own, whose pages are scattered as those of a step are.
+#[derive(Debug)]
+pub struct CopyTimer<'c> {
+    backend: &'c mut CudaBackend,
     host: HostPages,
-    device: DeviceMemory,
+    /// What `pool` is the address of.
+    _device: DeviceMemory,
     pool: Pool,
-    most: usize,
     counts: DeviceMemory,
     copies: DeviceMemory,
     pages: Vec<PageCopy>,
@@ -103,55 +107,86 @@ struct Bench {
     end: CudaEvent,
 }
 
-impl Bench {
-    fn new(backend: &CudaBackend) -> Result<Self, Error> {
+impl<'c> CopyTimer<'c> {
+    fn new(backend: &'c mut CudaBackend, most: usize) -> Result<Self, Error> {
         let (context, page_bytes) = (&backend.context, backend.geometry.page_bytes());
-        let most = (MOST_BYTES / page_bytes).clamp(1, MOST_PAGES);
-        let memory = |bytes| DeviceMemory::new(context, "calibrate", bytes);
+        let memory = |bytes| DeviceMemory::new(context, "most_pages", bytes);
         let device = memory(most * page_bytes)?;
         let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).called("cuEventCreate");
         let mut host = HostPages::pin(context, page_bytes, most, false, None)?;
         host.publish(&mut |to, bytes| write(to, bytes))?;
-        // Neighbours in the reservoir are no neighbours in the pool. 1,031 is a prime, so every slot has its turn.
-        let slot = |page: usize| (page * 1_031 % most) as u32;
+        // Neighbours in the reservoir are no neighbours in the pool.
+        let stride = scattering_stride(most);
+        let slot = |page: usize| (page as u64 * stride as u64 % most as u64) as u32;
         let pages: Vec<PageCopy> =
             (0..most).map(|page| PageCopy { host: page as u32, device: slot(page), place: NONE }).collect();
         let copies = memory(most * size_of::<PageCopy>())?;
         write(copies.at(0), bytemuck::cast_slice(&pages))?;
         let pool = Pool { address: device.at(0), page_bytes };
-        Ok(Bench { host, pool, device, most, counts: memory(16)?, copies, pages, start: event()?, end: event()? })
+        let counts = memory(16)?;
+        Ok(CopyTimer { start: event()?, end: event()?, backend, host, _device: device, pool, counts, copies, pages })
     }
 
-    /// Cuts the list to its first `pages` entries.
-    fn list_pages(&self, pages: usize) -> Result<(), Error> {
-        write(self.counts.at(0), bytemuck::cast_slice(&[0, pages as u32, 0, 0]))
-    }
-
-    /// Microseconds that the copies take on the copy stream, the host's part included where there is one.
-    fn fastest(&self, backend: &mut CudaBackend, direction: Direction, path: Path, pages: usize) -> Result<f32, Error> {
+    /// The time that copies of `pages` pages take on the copy stream, the host's part included where there is one. Waits for it.
+    ///
+    /// # Errors
+    /// More pages than the timer has memory for, or the driver fails.
+    pub fn time(&mut self, direction: CopyDirection, path: CopyPath, pages: usize) -> Result<Duration, Error> {
+        let Some(listed) = self.pages.get(..pages) else {
+            let (value, rule) = (pages.to_string(), format!("must be at most {}", self.pages.len()));
+            return Err(Error::Setting { knob: "pages", value, rule });
+        };
+        let CudaBackend { context, engine, kernels, .. } = &mut *self.backend;
+        context.bind_to_thread().called("cuCtxSetCurrent")?;
+        let host_list = HostList::of(listed);
+        write(self.counts.at(0), bytemuck::cast_slice(&[0, pages as u32, 0, 0]))?;
         let list = CopyList { copies: self.copies.at(0), counts: self.counts.at(0), first_room: 0, wave_room: 0 };
-        let host_list = HostList::of(&self.pages[..pages]);
-        let mut fastest = f32::INFINITY;
-        for _ in 0..ROUNDS {
-            let CudaBackend { engine, kernels, .. } = &mut *backend;
-            self.start.record(&engine.stream).called("cuEventRecord")?;
-            // SAFETY: the list names pages of the bench's own memory, all of which outlives the wait below.
-            match (path, direction) {
-                (Path::Kernel, Direction::Fetch) => unsafe {
-                    engine.gather(kernels, &list, 1, &self.host, self.pool, 0)
-                },
-                // SAFETY: as above.
-                (Path::Kernel, Direction::Mirror) => unsafe { engine.mirror(kernels, &list, &self.host, self.pool) },
-                // SAFETY: as above.
-                (Path::Dma, _) => unsafe { engine.copy(&host_list, 1, direction, &self.host, self.pool) },
-            }?;
-            self.end.record(&engine.stream).called("cuEventRecord")?;
-            engine.stream.synchronize().called("cuStreamSynchronize")?;
-            fastest = fastest.min(elapsed_us(&self.start, &self.end)?);
-        }
-        debug_assert!(self.device.bytes() >= pages * self.pool.page_bytes);
-        Ok(fastest)
+        self.start.record(&engine.stream).called("cuEventRecord")?;
+        // SAFETY: the list names pages of the timer's own memory, all of which outlives the wait below.
+        match (path, direction) {
+            (CopyPath::Kernel, CopyDirection::Fetch) => unsafe {
+                engine.gather(kernels, &list, 1, &self.host, self.pool, 0)
+            },
+            // SAFETY: as above.
+            (CopyPath::Kernel, CopyDirection::Mirror) => unsafe {
+                engine.mirror(kernels, &list, &self.host, self.pool)
+            },
+            // SAFETY: as above.
+            (CopyPath::Dma, _) => unsafe { engine.copy(&host_list, 1, direction, &self.host, self.pool) },
+        }?;
+        self.end.record(&engine.stream).called("cuEventRecord")?;
+        engine.stream.synchronize().called("cuStreamSynchronize")?;
+        elapsed(&self.start, &self.end)
     }
+
+    fn measure(&mut self, pages: usize) -> Result<Measured, Error> {
+        let mut fastest = |direction, path| -> Result<f32, Error> {
+            (0..ROUNDS).try_fold(f32::INFINITY, |fastest, _| {
+                Ok(fastest.min(1e6 * self.time(direction, path, pages)?.as_secs_f32()))
+            })
+        };
+        Ok(Measured {
+            pages,
+            gather_us: fastest(CopyDirection::Fetch, CopyPath::Kernel)?,
+            dma_us: fastest(CopyDirection::Fetch, CopyPath::Dma)?,
+            mirror_us: fastest(CopyDirection::Mirror, CopyPath::Kernel)?,
+            mirror_dma_us: fastest(CopyDirection::Mirror, CopyPath::Dma)?,
+            page_bytes: self.pool.page_bytes,
+        })
+    }
+}
+
+impl Drop for CopyTimer<'_> {
+    fn drop(&mut self) {
+        // After a failure copies may still be under way, and the memory must outlive them.
+        let _ = self.backend.engine.stream.synchronize();
+    }
+}
+
+/// A step through all of `most` slots that ends at each of them once.
+fn scattering_stride(most: usize) -> usize {
+    // Primes, whose product is beyond any number of pages.
+    [1_031, 1_033, 1_039, 1_049].into_iter().find(|stride| !most.is_multiple_of(*stride)).unwrap_or(1)
 }
 
 /// Copies bytes to a device address, and waits.
@@ -160,13 +195,13 @@ fn write(to: u64, bytes: &[u8]) -> Result<(), Error> {
     unsafe { result::memcpy_htod_sync(to, bytes) }.called("cuMemcpyHtoD")
 }
 
-fn elapsed_us(start: &CudaEvent, end: &CudaEvent) -> Result<f32, Error> {
+fn elapsed(start: &CudaEvent, end: &CudaEvent) -> Result<Duration, Error> {
     let missing = || Error::CudaUnavailable { reason: "the driver lacks cuEventElapsedTime".into() };
     let elapsed = Driver::get()?.elapsed.ok_or_else(missing)?;
     let mut milliseconds = 0.0;
     // SAFETY: two events that have been recorded and have passed, and a place to write to.
     unsafe { elapsed(&mut milliseconds, start.cu_event(), end.cu_event()) }.result().called("cuEventElapsedTime")?;
-    Ok(1e3 * milliseconds)
+    Ok(Duration::from_secs_f32(1e-3 * milliseconds))
 }
 
 /// The smallest number of pages from which on the kernel is faster at all that were measured.

@@ -51,9 +51,12 @@ impl Crossover {
     }
 }
 
+/// Which way pages move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub enum CopyDirection {
+    /// From the reservoir to the device.
     Fetch,
+    /// From the device to the reservoir.
     Mirror,
 }
 
@@ -120,15 +123,15 @@ impl CopyEngine {
     }
 
     /// Whether DMA serves `count` pages; the host would have to wait for the list.
-    pub fn prefers_dma(&self, direction: Direction, count: usize, may_wait: bool) -> bool {
+    pub fn prefers_dma(&self, direction: CopyDirection, count: usize, may_wait: bool) -> bool {
         let crossover = match direction {
-            Direction::Fetch => self.crossover.fetch_pages,
-            Direction::Mirror => self.crossover.mirror_pages,
+            CopyDirection::Fetch => self.crossover.fetch_pages,
+            CopyDirection::Mirror => self.crossover.mirror_pages,
         };
         match self.path {
             FetchPath::Gather => false,
             FetchPath::Dma => true,
-            FetchPath::Auto => may_wait && direction == Direction::Mirror && count < crossover,
+            FetchPath::Auto => may_wait && direction == CopyDirection::Mirror && count < crossover,
         }
     }
 
@@ -216,7 +219,7 @@ impl CopyEngine {
         &mut self,
         list: &HostList,
         wave: usize,
-        direction: Direction,
+        direction: CopyDirection,
         reservoir: &HostPages,
         pool: Pool,
     ) -> Result<(), Error> {
@@ -230,7 +233,7 @@ impl CopyEngine {
         if let Some(copy_batch) = self.driver.copy_batch.filter(|_| self.runs.len() > 1) {
             let (mut to, mut from, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
             for (host, device, size) in self.runs.iter().map(sides) {
-                let (target, source) = if direction == Direction::Fetch { (device, host) } else { (host, device) };
+                let (target, source) = if direction == CopyDirection::Fetch { (device, host) } else { (host, device) };
                 to.push(target);
                 from.push(source);
                 bytes.push(size);
@@ -249,11 +252,11 @@ impl CopyEngine {
             // SAFETY: whole pages inside pool and reservoir, which nobody else writes until the stream has passed the copy.
             unsafe {
                 match direction {
-                    Direction::Fetch => {
+                    CopyDirection::Fetch => {
                         let from = std::slice::from_raw_parts(host as *const u8, bytes);
                         result::memcpy_htod_async(device, from, stream).called("cuMemcpyHtoDAsync")?;
                     }
-                    Direction::Mirror => {
+                    CopyDirection::Mirror => {
                         let into = std::slice::from_raw_parts_mut(host as *mut u8, bytes);
                         result::memcpy_dtoh_async(into, device, stream).called("cuMemcpyDtoHAsync")?;
                     }
@@ -301,10 +304,10 @@ impl HostList {
 impl CopyAttributes {
     /// What is copied to the device is sealed and lies still, so it may be read at any time. What is copied from it is being written by
     /// kernels before the copy, so it must be read in stream order.
-    fn of(direction: Direction) -> Self {
+    fn of(direction: CopyDirection) -> Self {
         const STREAM: u32 = 1;
         const ANY: u32 = 3;
-        let source_access_order = if direction == Direction::Fetch { ANY } else { STREAM };
+        let source_access_order = if direction == CopyDirection::Fetch { ANY } else { STREAM };
         CopyAttributes { source_access_order, source: [0; 2], destination: [0; 2], flags: 0 }
     }
 }

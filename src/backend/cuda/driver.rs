@@ -9,7 +9,7 @@ use libloading::Library;
 use crate::error::Error;
 
 /// What the names of the driver's entry points lead to. A point that is missing would panic in cudarc at its first use.
-const NEEDED: [&str; 44] = [
+const NEEDED: [&str; 47] = [
     "cuInit",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -42,7 +42,9 @@ const NEEDED: [&str; 44] = [
     "cuMemHostGetDevicePointer_v2",
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoH_v2",
     "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",
     "cuModuleGetFunction",
     "cuModuleLoadData",
@@ -54,6 +56,7 @@ const NEEDED: [&str; 44] = [
     "cuStreamEndCapture",
     "cuStreamIsCapturing",
     "cuStreamSynchronize",
+    "cuStreamWaitEvent",
 ];
 
 #[cfg(windows)]

@@ -15,7 +15,7 @@ use std::f32::consts::LOG2_E;
 use cudarc::driver::result;
 
 use super::CudaBackend;
-use super::copies::{Direction, HostList, Pool, order};
+use super::copies::{CopyDirection, HostList, Pool, order};
 use super::driver::Called;
 use super::kernels::{Grid, Parameter};
 use super::layout;
@@ -195,7 +195,7 @@ impl CudaBackend {
             self.mirror_if_due()?;
         }
         let list = self.scratch.fetches(&step);
-        let host_list = if self.engine.prefers_dma(Direction::Fetch, 0, !self.copies.capturing) {
+        let host_list = if self.engine.prefers_dma(CopyDirection::Fetch, 0, !self.copies.capturing) {
             let capacity = list.first_room as usize + step.waves.saturating_sub(2) * list.wave_room as usize;
             Some(self.engine.read(&list, step.waves, capacity)?)
         } else {
@@ -218,7 +218,7 @@ impl CudaBackend {
             None => unsafe { engine.gather(kernels, &fetches, wave as u32, reservoir, pool, places) },
             // SAFETY: as above.
             Some(list) => unsafe {
-                engine.copy(list, wave, Direction::Fetch, reservoir, pool)?;
+                engine.copy(list, wave, CopyDirection::Fetch, reservoir, pool)?;
                 engine.arrive(kernels, &fetches, wave, list.wave(wave).len(), places)
             },
         }
@@ -247,10 +247,10 @@ impl CudaBackend {
         let pool = Pool { address: self.pool.at(0), page_bytes: self.geometry.page_bytes() };
         let capacity = self.shape.lanes * self.shape.appended;
         let may_wait = self.shape.tokens > 1 && !self.copies.capturing;
-        if engine.prefers_dma(Direction::Mirror, capacity, may_wait) {
+        if engine.prefers_dma(CopyDirection::Mirror, capacity, may_wait) {
             let list = engine.read(&list, 2, capacity)?;
             // SAFETY: the kernels have put nothing into the list that is outside the pool or the reservoir.
-            return unsafe { engine.copy(&list, 1, Direction::Mirror, reservoir, pool) };
+            return unsafe { engine.copy(&list, 1, CopyDirection::Mirror, reservoir, pool) };
         }
         // SAFETY: as above, and the list is the scratch memory's.
         unsafe { engine.mirror(kernels, &list, reservoir, pool) }

@@ -40,9 +40,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result};
 
-pub use calibrate::{Calibration, Measured};
+pub use calibrate::{Calibration, CopyPath, CopyTimer, Measured};
 pub use capture::CapturedStep;
-pub use copies::{Crossover, FetchPath};
+pub use copies::{CopyDirection, Crossover, FetchPath};
 pub use open::Cuda;
 pub use tensor::{CudaTensor, CudaTensorMut};
 

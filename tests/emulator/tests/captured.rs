@@ -3,16 +3,15 @@
 #[path = "../../common/mod.rs"]
 mod common;
 mod device;
+#[path = "../../common/replays.rs"]
+mod replays;
 
 use std::time::Duration;
 
-use common::{Rng, Which, World};
-use cudarc::driver::{CudaSlice, CudaStream};
+use common::{Rng, World};
 use device::Device;
-use wakekv::{
-    Cache, CapturedStep, Cpu, CudaBackend, DType, Digest, Error, FetchPath, Geometry, PageLists, Reservoir, Selection,
-    Sequence, Step,
-};
+use replays::Scene;
+use wakekv::{Cache, CapturedStep, DType, Digest, Error, FetchPath, Geometry, PageLists, Reservoir, Selection};
 
 fn geometry() -> Geometry {
     let shape = Geometry::builder().layers(3).query_heads(4).kv_heads(2).head_dim(64);
@@ -23,115 +22,15 @@ fn selection() -> Selection {
     Selection::top_pages(3).pinned(1, 1).scored_by(Digest::KeySketch2)
 }
 
-/// What an engine keeps at fixed addresses for its captured step.
-struct Tensors {
-    k: Vec<CudaSlice<f32>>,
-    v: Vec<CudaSlice<f32>>,
-    q: Vec<CudaSlice<f32>>,
-    out: Vec<CudaSlice<f32>>,
-}
-
-impl Tensors {
-    fn new(stream: &std::sync::Arc<CudaStream>, sequences: usize) -> Self {
-        let g = geometry();
-        let make = |elements| (0..g.layers()).map(|_| stream.alloc_zeros(elements).unwrap()).collect();
-        let (kv, q) = (g.kv_elements(sequences), g.query_elements(sequences));
-        Tensors { k: make(kv), v: make(kv), q: make(q), out: make(q) }
-    }
-
-    /// The inputs of every sequence's token at `position`, and poison where the outputs go.
-    fn fill(&mut self, stream: &std::sync::Arc<CudaStream>, worlds: &[World], position: usize) {
-        for layer in 0..geometry().layers() {
-            let gather = |which| -> Vec<f32> {
-                worlds.iter().flat_map(|world| world.tensor(which, layer, position..position + 1)).collect()
-            };
-            stream.memcpy_htod(&gather(Which::Key), &mut self.k[layer]).unwrap();
-            stream.memcpy_htod(&gather(Which::Value), &mut self.v[layer]).unwrap();
-            stream.memcpy_htod(&gather(Which::Query), &mut self.q[layer]).unwrap();
-            stream.memcpy_htod(&vec![f32::NAN; self.out[layer].len()], &mut self.out[layer]).unwrap();
-        }
-    }
-
-    fn forward(&mut self, step: &mut Step<'_, CudaBackend>) -> Result<(), Error> {
-        for layer in 0..geometry().layers() {
-            step.append(layer, &self.k[layer], &self.v[layer])?;
-            step.attend(layer, &self.q[layer], &mut self.out[layer])?;
-        }
-        Ok(())
-    }
-}
-
-/// A cache on the device and one on the CPU, with the same sequences, of the same prompt.
-struct Scene {
-    cache: Cache<CudaBackend>,
-    twin: Cache,
-    worlds: Vec<World>,
-    sequences: Vec<(Sequence, Sequence)>,
-    position: usize,
-    tensors: Tensors,
-}
-
-impl Scene {
-    fn new(device: &Device, budget: usize, prompt: usize, selection: Selection) -> Self {
-        let builder = || Cache::builder(geometry()).selection(selection).reservoir(Reservoir::memory(4 << 20));
-        let mut cache = builder().pages_per_head(budget).build(device.cuda()).unwrap();
-        let mut twin = builder().build(Cpu::new().threads(1)).unwrap();
-        let worlds: Vec<World> = (0..2).map(|index| World { geometry: geometry(), seed: 70 + index }).collect();
-        let sequences: Vec<_> = worlds.iter().map(|_| (cache.insert(), twin.insert())).collect();
-        for (world, &(sequence, twin_sequence)) in worlds.iter().zip(&sequences) {
-            common::run_step(&mut cache, &[common::Part::new(world, sequence, 0, prompt)]).unwrap();
-            common::run_step(&mut twin, &[common::Part::new(world, twin_sequence, 0, prompt)]).unwrap();
-        }
-        let tensors = Tensors::new(&cache.stream().clone(), worlds.len());
-        Scene { cache, twin, worlds, sequences, position: prompt, tensors }
-    }
-
-    fn step(&mut self) -> (Step<'_, CudaBackend>, &mut Tensors) {
-        let batch: Vec<_> = self.sequences.iter().map(|&(sequence, _)| (sequence, 1)).collect();
-        self.tensors.fill(&self.cache.stream().clone(), &self.worlds, self.position);
-        (self.cache.step(&batch).unwrap(), &mut self.tensors)
-    }
-
-    fn capture(&mut self) -> CapturedStep {
-        let (mut step, tensors) = self.step();
-        step.capture(|step| tensors.forward(step)).unwrap()
-    }
-
-    /// The outputs of the token that was run last are those of the CPU.
-    fn compare(&mut self) {
-        let parts: Vec<_> = self
-            .worlds
-            .iter()
-            .zip(&self.sequences)
-            .map(|(world, &(_, twin))| common::Part::new(world, twin, self.position, 1))
-            .collect();
-        let (expected, _) = common::run_step(&mut self.twin, &parts).unwrap();
-        for (layer, expected) in expected.iter().enumerate() {
-            let got = self.cache.stream().clone_dtoh(&self.tensors.out[layer]).unwrap();
-            let worst = got.iter().zip(expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, nan_max);
-            assert!(worst < 2e-5, "token {}, layer {layer}: off by {worst}", self.position);
-        }
-        self.position += 1;
-    }
-
-    fn replay(&mut self, captured: &CapturedStep) -> Result<(), Error> {
-        let (mut step, _) = self.step();
-        step.replay(captured)?;
-        step.finish()?;
-        self.compare();
-        Ok(())
-    }
-}
-
-fn nan_max(a: f32, b: f32) -> f32 {
-    if b.is_nan() { f32::INFINITY } else { a.max(b) }
+fn scene_on(device: &Device, budget: usize, prompt: usize, selection: Selection) -> Scene {
+    Scene::new(device.cuda(), geometry(), budget, prompt, selection, 2e-5)
 }
 
 #[test]
 fn replays_equal_the_cpu_until_a_sequence_outgrows_them_and_then_say_so() {
     let Some(device) = Device::new() else { return };
     device.session.delay(Duration::from_micros(100));
-    let mut scene = Scene::new(&device, 6, 50, selection());
+    let mut scene = scene_on(&device, 6, 50, selection());
     let captured = scene.capture();
     assert_eq!(captured.max_tokens(), 64);
     while scene.position < captured.max_tokens() {
@@ -156,18 +55,13 @@ fn replays_equal_the_cpu_until_a_sequence_outgrows_them_and_then_say_so() {
 #[test]
 fn calls_and_replays_may_alternate() {
     let Some(device) = Device::new() else { return };
-    let mut scene = Scene::new(&device, 5, 33, Selection::All);
+    let mut scene = scene_on(&device, 5, 33, Selection::All);
     let captured = scene.capture();
     let rng = &mut Rng::new(5);
     while scene.position < 60 {
         match rng.below(3) {
             0 => scene.replay(&captured).unwrap(),
-            1 => {
-                let (mut step, tensors) = scene.step();
-                tensors.forward(&mut step).unwrap();
-                step.finish().unwrap();
-                scene.compare();
-            }
+            1 => scene.call().unwrap(),
             // Replayed and then given up: as if it had not been.
             _ => {
                 let (mut step, _) = scene.step();
@@ -182,7 +76,7 @@ fn calls_and_replays_may_alternate() {
 #[test]
 fn a_step_that_cannot_be_captured_is_refused_and_goes_on() {
     let Some(device) = Device::new() else { return };
-    let mut scene = Scene::new(&device, 6, 20, selection());
+    let mut scene = scene_on(&device, 6, 20, selection());
     let refused = |result: Result<CapturedStep, Error>, words: &str| {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
@@ -193,7 +87,7 @@ fn a_step_that_cannot_be_captured_is_refused_and_goes_on() {
     drop(step);
     // Captures of fewer sequences, or from another cache, do not fit.
     let captured = scene.capture();
-    let mut other = Scene::new(&device, 6, 20, selection());
+    let mut other = scene_on(&device, 6, 20, selection());
     let error = other.replay(&captured).unwrap_err();
     assert!(error.to_string().contains("another cache"), "{error}");
     let mut step = scene.cache.step(&[(sequence, 1)]).unwrap();
@@ -219,7 +113,7 @@ fn a_step_that_cannot_be_captured_is_refused_and_goes_on() {
 #[test]
 fn a_forward_pass_that_fails_or_stops_early_leaves_the_stream_usable() {
     let Some(device) = Device::new() else { return };
-    let mut scene = Scene::new(&device, 6, 20, selection());
+    let mut scene = scene_on(&device, 6, 20, selection());
     for failure in 0..3 {
         let (mut step, tensors) = scene.step();
         let error = step

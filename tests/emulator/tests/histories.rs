@@ -18,7 +18,7 @@ use common::Rng;
 use common::faulty::Handle;
 use device::Device;
 use harness::Harness;
-use wakekv::{Cache, CudaBackend, DType, FetchPath, Geometry, Reservoir};
+use wakekv::{Cache, CudaBackend, FetchPath, Reservoir};
 use wakekv_emulator::Order;
 
 impl Place for Device {
@@ -40,24 +40,6 @@ impl Place for Device {
     }
 }
 
-/// The case with a geometry that there are kernels for, and without what CUDA refuses.
-fn on_cuda(mut case: Case) -> Case {
-    let rng = &mut Rng::new(case.seed ^ 0x6E0);
-    let g = case.geometry;
-    case.operations /= 3;
-    case.stickiness = 0.0;
-    case.geometry = Geometry::builder()
-        .layers(g.layers())
-        .kv_heads(g.kv_heads())
-        .query_heads(g.query_heads())
-        .head_dim(if g.head_dim() == 128 { 128 } else { rng.pick(&[64, 64, 80]) })
-        .page_tokens(g.page_tokens())
-        .dtype(rng.pick(&[DType::F16, DType::BF16]))
-        .build()
-        .unwrap();
-    case
-}
-
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
 }
@@ -66,7 +48,8 @@ fn histories(wanted: Wanted, default: u64) {
     let Some(device) = Device::new() else { return };
     let first = number("WAKEKV_SEED", 0);
     for seed in first..first + number("WAKEKV_HISTORIES", default) {
-        let case = on_cuda(Case::random(wanted, seed));
+        let mut case = Case::random(wanted, seed).on_cuda(&[64, 64, 80]);
+        case.operations /= 3;
         device.session.order(Order::ALL[seed as usize % 4]);
         device.session.delay(Duration::from_micros([0, 200, 1000][seed as usize % 3]));
         let live = device.session.live_bytes();
