@@ -47,8 +47,8 @@
 //! 4. attention runs over the hits while the misses are fetched, then over the fetched pages, and the partial results merge exactly;
 //! 5. if the demand exceeds the ways, what is over streams through staging slots and is not kept.
 //!
-//! The output depends on the demand alone. On the CPU it is the same to the bit for every budget and every number of threads, on CUDA within
-//! the rounding of f32.
+//! The output depends on the demand alone. On the CPU it is the same to the bit for every budget and every number of threads, on
+//! CUDA within the rounding of f32.
 //!
 //! # What it takes
 //!

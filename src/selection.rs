@@ -99,8 +99,8 @@ pub enum Digest {
     /// the KV bytes at 16-token pages and 2-byte dtypes.
     ///
     /// The default: a model does as well with its pages as with those of `KeySketch2`, in two thirds of the bytes and less than half of the
-    /// time, which is about a sixth of what attending a page takes. The rotation makes all channels alike, so one scale per token serves them, as
-    /// in RaBitQ (arXiv 2405.12497), and one rounded query serves every page.
+    /// time, which is about a sixth of what attending a page takes. The rotation makes all channels alike, so one scale per token
+    /// serves them, as in RaBitQ (arXiv 2405.12497), and one rounded query serves every page.
     RotatedSketch2,
     /// The same at 3 bits. 11 % of the KV bytes, and a fifth of the time of attending: for the fewest pages.
     RotatedSketch3,
@@ -132,7 +132,8 @@ const fn rotated(bits: usize, geometry: &Geometry) -> usize {
 /// `pages[offsets[i]..offsets[i + 1]]`.
 ///
 /// There is one list per (batch entry, KV head), KV heads innermost. A list names each page at most once, in any order; pinned
-/// pages and those that the step's tokens are written to are read whether named or not. Lists of prefill entries must be empty, for prefill reads everything.
+/// pages and those that the step's tokens are written to are read whether named or not. Lists of prefill entries must be empty,
+/// for prefill reads everything.
 #[derive(Clone, Copy, Debug)]
 pub struct PageLists<'a> {
     /// `entries × kv_heads + 1` ascending offsets into `pages`, the first 0, the last `pages.len()`.

@@ -82,12 +82,13 @@ impl CacheBuilder {
         self
     }
 
-    /// What a page's score is raised by if the last selection chose it, with [`Selection::TopPages`]: a page of about the same score then does
-    /// not take its place. Scores are logits, so raising by s passes over pages with up to e^s times its weight. Default 0.
+    /// What a page's score is raised by if the last selection chose it, with [`Selection::TopPages`]: a page of about the same
+    /// score then does not take its place. Scores are logits, so raising by s passes over pages with up to e^s times its weight.
+    /// Default 0.
     ///
-    /// Attention hovers around the last place: pages just above and below it change places all the time, to nobody's gain, and each change may
-    /// be a miss. What was chosen is remembered per head and finished step, so the output still does not depend on the budget, nor on
-    /// steps that were dropped.
+    /// Attention hovers around the last place: pages just above and below it change places all the time, to nobody's gain, and
+    /// each change may be a miss. What was chosen is remembered per head and finished step, so the output still does not depend
+    /// on the budget, nor on steps that were dropped.
     pub fn stickiness(mut self, stickiness: f32) -> Self {
         self.stickiness = stickiness;
         self

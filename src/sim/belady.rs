@@ -1,8 +1,8 @@
 //! The offline optimum: keep what will be demanded soonest.
 //!
-//! After each step the pages stay, out of those that were resident, written or demanded in it, whose next demand comes first (Belady 1966, with the
-//! freedom not to keep a page). A step counts as one moment, and where the last page lies is not constrained, so nobody who
-//! knows less or is bound to more can miss less.
+//! After each step the pages stay, out of those that were resident, written or demanded in it, whose next demand comes first
+//! (Belady 1966, with the freedom not to keep a page). A step counts as one moment, and where the last page lies is not
+//! constrained, so nobody who knows less or is bound to more can miss less.
 
 use std::collections::BTreeSet;
 

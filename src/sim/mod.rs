@@ -49,8 +49,8 @@
 //! # Accounting
 //! [`Accounting::Strict`] is what the live cache counts: a hard budget at every moment, the last page always resident, and the first
 //! decode demand of a page that prefill left in the reservoir a compulsory miss. [`Accounting::Paper`] is that of WakeKV's published
-//! simulator (arXiv 2610.02713), so that its numbers can be set beside: prefill does not count, a head's first demand for a page is free, and
-//! a head may hold more pages than its budget until the step ends.
+//! simulator (arXiv 2610.02713), so that its numbers can be set beside: prefill does not count, a head's first demand for a page
+//! is free, and a head may hold more pages than its budget until the step ends.
 //!
 //! ```
 //! use wakekv::sim::{Accounting, Policy, Rule, run};

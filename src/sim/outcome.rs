@@ -12,7 +12,8 @@ pub struct HeadOutcome {
     pub counts: PhaseCounts,
     /// Decode steps.
     pub steps: u64,
-    /// Tokens that there is room for on the device at the end of a decode step, summed over decode steps. A page is room for all its tokens.
+    /// Tokens that there is room for on the device at the end of a decode step, summed over decode steps. A page is room for all
+    /// its tokens.
     pub resident_tokens: u64,
     /// The most such tokens.
     pub peak_tokens: u64,

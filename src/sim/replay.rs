@@ -26,8 +26,8 @@ pub(super) enum Reads {
 
 /// As [`run`], and keeps what the heads read.
 ///
-/// Whoever fetches what is missed reads the demand, whatever the budget: nothing is lost that the demand does not leave out. [`Policy::Evict`] reads
-/// what it has not destroyed.
+/// Whoever fetches what is missed reads the demand, whatever the budget: nothing is lost that the demand does not leave out.
+/// [`Policy::Evict`] reads what it has not destroyed.
 ///
 /// # Errors
 /// Those of [`run`].

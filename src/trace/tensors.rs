@@ -63,8 +63,8 @@ impl Tensors {
         }
     }
 
-    /// Adds the keys and values of a layer's next tokens, `[tokens, kv_heads, head_dim]` each, the keys after rotary embedding, as they are given
-    /// to [`Step::append`](crate::Step::append). Chunks may have any length.
+    /// Adds the keys and values of a layer's next tokens, `[tokens, kv_heads, head_dim]` each, the keys after rotary embedding,
+    /// as they are given to [`Step::append`](crate::Step::append). Chunks may have any length.
     ///
     /// # Errors
     /// [`TraceError::Layer`], [`TraceError::Rows`], [`TraceError::Half`]. Nothing has been added then.

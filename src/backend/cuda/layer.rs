@@ -7,8 +7,8 @@
 //!                               lose their ways)
 //! ```
 //!
-//! The next layer's append waits for all of the copy stream, because it uses the same lists and staging slots. A page that a mirror reads keeps
-//! its way until then, for ways change hands in the same layer only, a step later.
+//! The next layer's append waits for all of the copy stream, because it uses the same lists and staging slots. A page that a
+//! mirror reads keeps its way until then, for ways change hands in the same layer only, a step later.
 
 use std::f32::consts::LOG2_E;
 
@@ -178,15 +178,16 @@ impl CudaBackend {
         unsafe { self.kernels.demand.launch(&self.compute, lanes(self.demand_shared(&step)), &parameters) }
     }
 
-    /// Whether some entry may have to choose pages by their digests. In a layer that was left out when a selection was due, one that does not
-    /// reselect has to as well; a kernel without work costs little.
+    /// Whether some entry may have to choose pages by their digests. In a layer that was left out when a selection was due, one
+    /// that does not reselect has to as well; a kernel without work costs little.
     fn scores(&self, plan: &StepPlan) -> bool {
         let top = matches!(self.selection, Selection::TopPages { .. });
         top && (self.copies.capturing || plan.entries.iter().any(|entry| entry.phase == Phase::Decode))
     }
 
     /// Has the copy stream fetch what found a way, and mirror what has sealed. Pages that have lost their ways may be fetched in the very
-    /// step that seals them, so those are mirrored first; else attention does not wait for mirrors. The list is on the host where DMA has needed it.
+    /// step that seals them, so those are mirrored first; else attention does not wait for mirrors. The list is on the host where
+    /// DMA has needed it.
     fn start_copies(&mut self) -> Result<Option<HostList>, Error> {
         let step = self.shape;
         order(&self.compute, &self.events.decided, &self.engine.stream)?;

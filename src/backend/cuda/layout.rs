@@ -1,5 +1,5 @@
-//! The structs and numbers of `kernels/*.cu` and `*.cuh`, field for field. Addresses are device addresses. The emulator's tests of the kernels
-//! include this very file.
+//! The structs and numbers of `kernels/*.cu` and `*.cuh`, field for field. Addresses are device addresses. The emulator's tests
+//! of the kernels include this very file.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -296,7 +296,7 @@ impl CudaBackend {
 
     fn tell(&mut self, counts: &mut StepCounts) {
         for (total, collected) in counts.heads.iter_mut().zip(&mut self.collected.heads) {
-            *total += std::mem::replace(collected, PhaseCounts::default());
+            *total += std::mem::take(collected);
         }
     }
 

@@ -9,8 +9,9 @@ use crate::trace::{Tensors, TraceError};
 ///
 /// Nobody has published its code: all of it is our reading of what is told of it. A layer with budget B_l and H heads finds the B_l-th
 /// largest score of all its heads' tokens; a head's demand r is the number of its tokens with at least that score; it gets
-/// b_min + (B_l − H·b_min) × max(r − b_min, 0) / Σ max(r − b_min, 0), b_min = `floor` × B_l / H, in whole tokens by largest remainder. The window's tokens count as scored
-/// above all others, because they stay. A layer is left alone while it has no more tokens than its budget.
+/// b_min + (B_l − H·b_min) × max(r − b_min, 0) / Σ max(r − b_min, 0), b_min = `floor` × B_l / H, in whole tokens by largest
+/// remainder. The window's tokens count as scored above all others, because they stay. A layer is left alone while it has no more
+/// tokens than its budget.
 #[derive(Clone, Copy, Debug)]
 pub struct ReasonAlloc<'a> {
     /// How tokens are scored, and when they go.

@@ -7,7 +7,8 @@
 //! All arithmetic is done in 8 lanes, without fused operations and in a fixed order, so every instruction set gives the
 //! same bits and chooses the same pages.
 //!
-//! To add a digest: a file with a type that is a [`Digest`], and an arm in the public [`Digest`](crate::Digest) and in [`DigestKernels::new`].
+//! To add a digest: a file with a type that is a [`Digest`], and an arm in the public [`Digest`](crate::Digest) and in
+//! [`DigestKernels::new`].
 
 mod codes;
 mod cuboid_mean;

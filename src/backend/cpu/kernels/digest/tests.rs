@@ -222,7 +222,7 @@ fn unrotate(bits: usize, shape: PageShape, digest: &[u8]) -> Unrotated {
         for d in 0..dim {
             let first = d / block * block;
             let sum = (0..block).map(|i| {
-                let sign = if (i & (d - first)).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = if (i & (d - first)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 sign * rotated(first + i)
             });
             keys.push(sum.sum::<f64>() / block as f64);
