@@ -61,7 +61,6 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::selection::{PageLists, Selection};
-use crate::stats::PhaseCounts;
 use crate::step::Step;
 use crate::table::{Phase, Pins};
 
