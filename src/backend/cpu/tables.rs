@@ -15,6 +15,8 @@ pub(super) struct Head {
     pub selected: Vec<u32>,
     /// The same of the last step that has finished, where scores are sticky.
     pub kept: Vec<u32>,
+    /// The step at hand has made a selection. One that prefills, or whose attention is left out, has not.
+    pub chosen: bool,
     /// A selection is due and has not been made, be it that the engine has left `attend` out in the step in which it fell due.
     pub selection_due: bool,
 }
@@ -86,6 +88,7 @@ impl Tables {
             for way in &plan.ways[entry.ways.clone()] {
                 heads[way.head as usize].table.grant(way.slot);
             }
+            heads.iter_mut().for_each(|head| head.chosen = false);
             if entry.reselect {
                 heads.iter_mut().for_each(|head| head.selection_due = true);
             }
@@ -94,8 +97,9 @@ impl Tables {
 
     /// The step is final, and so are its selections.
     pub(super) fn keep_selections(&mut self, plan: &StepPlan) {
-        for entry in plan.entries.iter().filter(|entry| entry.reselect) {
-            for head in &mut self.heads[sequence_range(entry.sequence, self.heads_per_sequence)] {
+        for entry in &plan.entries {
+            let heads = &mut self.heads[sequence_range(entry.sequence, self.heads_per_sequence)];
+            for head in heads.iter_mut().filter(|head| head.chosen) {
                 head.kept.clone_from(&head.selected);
             }
         }

@@ -67,6 +67,7 @@ impl CpuBackend {
                         };
                         let wanted = Wanted { candidates: pinned.between(), count, kept: &head.kept, stickiness };
                         select(parts, wanted, host, rows, &mut lane.scoring, &mut head.selected);
+                        head.chosen = true;
                     }
                     // What has become pinned since the selection is demanded anyway.
                     lane.pages.extend(head.selected.iter().filter(|&&page| !pinned.contain(page)));
