@@ -92,7 +92,11 @@ fn the_library_selects_by_the_same_digests() {
                     let mut want: Vec<u32> = order.iter().take(count).map(|&(_, page)| page as u32).collect();
                     want.extend([0, pages as u32 - 1, pages as u32]);
                     want.sort_unstable();
-                    assert_eq!(demands.0.lock().unwrap()[head], want, "{digest:?}, {dtype:?}, {dim} channels, head {head}");
+                    assert_eq!(
+                        demands.0.lock().unwrap()[head],
+                        want,
+                        "{digest:?}, {dtype:?}, {dim} channels, head {head}"
+                    );
                 }
             }
         }
