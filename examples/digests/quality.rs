@@ -43,8 +43,14 @@ enum Contender<'a> {
     Candidate(&'a Candidate),
 }
 
-const LIBRARY: [Digest; 5] =
-    [Digest::MinMax, Digest::KeySketch2, Digest::RotatedSketch1, Digest::RotatedSketch2, Digest::RotatedSketch3];
+const LIBRARY: [Digest; 6] = [
+    Digest::MinMax,
+    Digest::CuboidMean,
+    Digest::KeySketch2,
+    Digest::RotatedSketch1,
+    Digest::RotatedSketch2,
+    Digest::RotatedSketch3,
+];
 
 pub fn run(settings: &Tasks, candidates: &[Candidate], model: &Model, frame: &Frame<'_>) -> Result<String> {
     let mut contenders = vec![(Contender::Full, 0)];
