@@ -19,12 +19,12 @@ use tasks::context::Context;
 use tasks::run::{Decoding, Reads};
 use tasks::{Frame, Measure, Rest, Script, Task};
 
-/// A vocabulary of the 256 bytes, without merges and without a template: a token per byte.
+/// A vocabulary of the 256 bytes and one pair of them, without a template: about a token per byte.
 fn bytes() -> Result<Gguf<Cursor<Vec<u8>>>> {
     let printable = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let shifted = (0..=255).filter(|byte| !printable(byte)).count() as u32;
     let spelled = (0..=255).filter(printable).chain(0x100..0x100 + shifted).filter_map(char::from_u32);
-    let tokens = Value::Array(spelled.map(|c| Value::String(c.into())).collect());
+    let tokens = Value::Array(spelled.map(String::from).chain(["ab".to_owned()]).map(Value::String).collect());
     let metadata = [
         ("tokenizer.ggml.model", Value::String("gpt2".into())),
         ("tokenizer.ggml.pre", Value::String("gpt-2".into())),

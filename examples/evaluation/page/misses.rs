@@ -153,17 +153,18 @@ fn ratio(regimes: &[Regime], of: Contender, to: Contender, budget: usize) -> (Op
 fn matched(findings: &Findings<'_>) -> String {
     let mut table =
         Table::new(["against", "wins", "outside of the curve", "misses of theirs, median", "at best", "at worst"]);
-    let own = |regime: &Regime| regime.own_split.clone();
-    let contenders: [(&str, &dyn Fn(&Regime) -> Vec<Cell>); 3] = [
-        ("frozen, split from another run", &|regime| curve(&regime.cells, Contender::Frozen)),
-        ("frozen, split from its own run", &own),
-        ("evict (the same budget)", &|regime| curve(&regime.cells, Contender::Evict)),
+    let by = |contender| move |regime: &Regime| curve(&regime.cells, contender);
+    let own_split = |regime: &Regime| regime.own_split.clone();
+    let comparators: [(&str, Vec<Vec<Cell>>); 3] = [
+        ("frozen, split from another run", findings.regimes.iter().map(by(Contender::Frozen)).collect()),
+        ("frozen, split from its own run", findings.regimes.iter().map(own_split).collect()),
+        ("evict (the same budget)", findings.regimes.iter().map(by(Contender::Evict)).collect()),
     ];
-    for (name, cells) in contenders {
+    for (name, curves) in comparators {
         let (mut ratios, mut outside) = (Vec::new(), 0);
-        for regime in findings.regimes {
+        for (regime, cells) in findings.regimes.iter().zip(&curves) {
             let reactive: Vec<_> = curve(&regime.cells, LRU).iter().map(Cell::point).collect();
-            for cell in cells(regime).iter().filter(|cell| cell.miss_rate() >= FEW) {
+            for cell in cells.iter().filter(|cell| cell.miss_rate() >= FEW) {
                 match at_memory(&reactive, cell.resident) {
                     Some(rate) => ratios.push(rate / cell.miss_rate()),
                     None => outside += 1,
