@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "../simt/sanitizers.h"
 #include "context.h"
 #include "stream.h"
 
@@ -67,6 +68,8 @@ void* allocate(size_t bytes, Kind kind) {
     return nullptr;
   }
   memset(p, 0xff, bytes);
+  shim::forbid(first, size_t(p - first));
+  shim::forbid(p + bytes, round_up(bytes, kAlignment) - bytes);
   forget_freed(uintptr_t(p), bytes);
   live[uintptr_t(p)] = {bytes, kind};
   if (kind == Kind::Device) device_bytes_used += bytes;
@@ -81,6 +84,7 @@ bool release(void* p, Kind kind) {
   if (kind == Kind::Device) device_bytes_used -= bytes;
   freed[found->first] = bytes;
   live.erase(found);
+  shim::allow(start_of_mapping(p, bytes), mapped_bytes(bytes));
   munmap(start_of_mapping(p, bytes), mapped_bytes(bytes));
   return true;
 }
