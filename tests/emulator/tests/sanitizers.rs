@@ -1,6 +1,9 @@
 //! What the sanitizers are there for is found. A finding ends the process, so each bug runs in a process of its own.
 #![cfg(any(emulator_sanitizer = "address", emulator_sanitizer = "thread"))]
 
+#[cfg(emulator_sanitizer = "thread")]
+#[path = "common/attention.rs"]
+mod attention;
 mod common;
 
 use std::process::Command;
@@ -62,6 +65,38 @@ fn a_race_between_streams_is_found() {
             let (right, wrong) = (says(test, "none"), says(test, "no wait"));
             assert!(right.contains("ended well") && !right.contains("ThreadSanitizer"), "{right}");
             assert!(wrong.contains("data race") && wrong.contains("residency.cu"), "{wrong}");
+        }
+    }
+}
+
+#[test]
+#[cfg(emulator_sanitizer = "thread")]
+fn a_missing_barrier_is_found() {
+    let attend = |gpu: &Gpu| {
+        let case = attention::Case {
+            stored: common::numbers::DType(common::layout::F16),
+            tensor: common::numbers::DType(common::layout::F16),
+            dim: 64,
+            page_tokens: 16,
+            kv_heads: 1,
+            group: 4,
+            entries: vec![(67, 1)],
+            splits: 1,
+            waves: 1,
+            percent: 100,
+            leave_pending: false,
+        };
+        case.run(gpu, 3).unwrap();
+        println!("ended well");
+    };
+    let test = "a_missing_barrier_is_found";
+    match std::env::var("WAKEKV_BUG").as_deref() {
+        Ok("none") => attend(&Gpu::new().unwrap()),
+        Ok(_) => attend(&Gpu::seeded("attention_missing_barrier").unwrap()),
+        Err(_) => {
+            let (right, wrong) = (says(test, "none"), says(test, "attention_missing_barrier"));
+            assert!(right.contains("ended well") && !right.contains("ThreadSanitizer"), "{right}");
+            assert!(wrong.contains("data race") && wrong.contains("attention.cu"), "{wrong}");
         }
     }
 }
