@@ -139,7 +139,7 @@ fn a_forward_pass_that_fails_or_stops_early_leaves_the_stream_usable() {
 #[test]
 fn steady_steps_allocate_pin_and_wait_for_nothing() {
     let Some(device) = Device::new() else { return };
-    let mut scene = Scene::new(&device, 6, 40, selection());
+    let mut scene = scene_on(&device, 6, 40, selection());
     let captured = scene.capture();
     // The frames of a step grow when it first seals a page.
     for _ in 0..16 {
@@ -158,15 +158,9 @@ fn steady_steps_allocate_pin_and_wait_for_nothing() {
     ];
     for replayed in [true, false].into_iter().cycle().take(6) {
         let calls = |device: &Device| names.map(|name| device.session.calls(name));
-        scene.tensors.fill(&scene.cache.stream().clone(), &scene.worlds, scene.position);
-        let batch: Vec<_> = scene.sequences.iter().map(|&(sequence, _)| (sequence, 1)).collect();
+        scene.fill();
         let before = calls(&device);
-        let mut step = scene.cache.step(&batch).unwrap();
-        match replayed {
-            true => step.replay(&captured).unwrap(),
-            false => scene.tensors.forward(&mut step).unwrap(),
-        }
-        step.finish().unwrap();
+        scene.run(replayed.then_some(&captured)).unwrap();
         assert_eq!(calls(&device), before, "replayed: {replayed}, of {names:?}");
         scene.compare();
     }

@@ -1,4 +1,5 @@
 //! Digests as the CPU backend defines them, one operation after the other.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 #[path = "rotated.rs"]
 mod rotated;
