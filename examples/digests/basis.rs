@@ -19,7 +19,7 @@ impl Basis {
     pub fn hadamard(dim: usize, width: usize) -> Basis {
         let element = |i: usize| {
             let (row, column) = (i / dim, i % dim);
-            let sign = if (row % width & column % width).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+            let sign = if ((row % width) & (column % width)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
             if row / width == column / width { sign / (width as f32).sqrt() } else { 0.0 }
         };
         Basis { rank: dim, dim, rows: (0..dim * dim).map(element).collect() }

@@ -15,11 +15,11 @@
 //!
 //! | policy | what is left on the device | a page that is not resident |
 //! |---|---|---|
-//! | [`flexicache`] | the best pages by min/max score, ranked every so often; unstable heads all | is not read |
+//! | [`flexicache()`] | the best pages by min/max score, ranked every so often; unstable heads all | is not read |
 //! | [`tokens`]: SnapKV, R-KV, ReasonAlloc | single tokens | is lost |
 //!
 //! # Quality
-//! [`replay`] keeps what the heads of a policy read, and [`judge`] computes from tensors what that costs: attention mass that is not
+//! [`replay()`] keeps what the heads of a policy read, and [`judge`] computes from tensors what that costs: attention mass that is not
 //! read, and the error of the output.
 //!
 //! ```
