@@ -79,7 +79,7 @@ fn pages(c: &mut Criterion, cuda: &Cuda) {
             let mut cache = cache_of_pages(cuda.clone(), kib).expect("it could be had before");
             let mut timer = cache.copy_timer(4096).expect("room for 4,096 pages");
             for count in [1, 4, 16, 64, 256, 1024, 4096] {
-                group.throughput(Throughput::Bytes((count * kib << 10) as u64));
+                group.throughput(Throughput::Bytes(((count * kib) << 10) as u64));
                 group.bench_function(BenchmarkId::new(format!("{kib}KiB"), count), |b| {
                     b.iter_custom(|iterations| {
                         (0..iterations).map(|_| timer.time(direction, path, count).expect("the driver copies")).sum()

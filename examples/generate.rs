@@ -2,20 +2,21 @@
 
 mod llm;
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 
-use llm::cached::Cached;
+use llm::attention::Memory;
+use llm::cached::{Cached, OnHost};
 use llm::engine::{Event, Generated, Request, generate};
 use llm::gguf::Gguf;
 use llm::model::Model;
-use llm::options::Options;
+use llm::options::{Options, Place};
+use llm::process::{self, progress};
 use llm::report::Summary;
 use llm::sampler::Sampler;
 use llm::tokenizer::Tokenizer;
@@ -23,64 +24,7 @@ use llm::{chat, download};
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let done = with_threads(&options).and_then(|elsewhere| match elsewhere {
-        Some(code) => Ok(code),
-        None => run(&options).map(|()| ExitCode::SUCCESS),
-    });
-    done.unwrap_or_else(|error| {
-        // A reader that has seen enough, such as `head`, closes the pipe: no failure of ours.
-        if error.downcast_ref().map(std::io::Error::kind) == Some(ErrorKind::BrokenPipe) {
-            return ExitCode::SUCCESS;
-        }
-        eprintln!("error: {}", one_line(&error));
-        ExitCode::FAILURE
-    })
-}
-
-/// What failed and why, without the stack that candle's errors print below their first line, and without a cause that
-/// the error above it has told already.
-fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        let cause = cause.to_string();
-        let first = cause.lines().next().unwrap_or_default();
-        if line.is_empty() {
-            line.push_str(first);
-        } else if !line.ends_with(first) {
-            line.push_str(": ");
-            line.push_str(first);
-        }
-    }
-    line
-}
-
-/// candle reads its numbers of threads from the environment, which a program cannot safely change for itself. So it
-/// starts itself again where they are not as they should be; the exit code is given where that was not a replacement.
-fn with_threads(options: &Options) -> Result<Option<ExitCode>> {
-    let threads = options.threads();
-    // The pool for quantised products spins while it waits, and stalls where it has to share a core: it leaves one to
-    // the cache's copies.
-    let wanted = [("CANDLE_NUM_THREADS", (threads - 1).max(1)), ("RAYON_NUM_THREADS", threads)];
-    let wanted = wanted.map(|(name, threads)| (name, threads.to_string()));
-    if wanted.iter().all(|(name, threads)| std::env::var(name).as_ref() == Ok(threads)) {
-        return Ok(None);
-    }
-    let program = std::env::current_exe().context("cannot find the running program")?;
-    let mut again = Command::new(program);
-    again.args(std::env::args_os().skip(1)).envs(wanted);
-    become_or_run(again).context("cannot start the program again with --threads set")
-}
-
-#[cfg(unix)]
-fn become_or_run(mut command: Command) -> Result<Option<ExitCode>> {
-    use std::os::unix::process::CommandExt;
-    Err(command.exec().into())
-}
-
-#[cfg(not(unix))]
-fn become_or_run(mut command: Command) -> Result<Option<ExitCode>> {
-    let code = command.status()?.code().and_then(|code| u8::try_from(code).ok());
-    Ok(Some(code.map_or(ExitCode::FAILURE, ExitCode::from)))
+    process::main(options.threads(), || run(&options))
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -93,23 +37,51 @@ fn run(options: &Options) -> Result<()> {
     let (model, tokenizer, prompt) = load(options, &path, &prompt, wants_chat)?;
     let load = started.elapsed();
 
-    let mut memory = Cached::new(options.cache(model.config(), prompt.len() + options.tokens)?);
-    let (generated, text) = speak(options, &model, &tokenizer, &mut memory, &prompt)?;
-    let summary = Summary {
-        options,
-        model: &path,
-        prompt_tokens: prompt.len(),
-        generated: &generated,
-        text: &text,
-        load,
-        memory: &memory,
-    };
-    if options.json {
-        writeln!(std::io::stdout(), "{}", summary.json())?;
-    } else {
-        eprint!("{}", summary.table());
+    let room = prompt.len() + options.tokens;
+    let run = Run { options, path: &path, model: &model, tokenizer: &tokenizer, prompt: &prompt, load };
+    match options.backend {
+        Place::Cpu => run.through(Cached::new(options.cache(model.config(), room)?)),
+        #[cfg(feature = "cuda")]
+        Place::Cuda(ordinal) => run.through(Cached::new(options.cuda_cache(ordinal, model.config(), room)?)),
+        #[cfg(not(feature = "cuda"))]
+        Place::Cuda(_) => unreachable!("the command line refuses it"),
     }
-    Ok(())
+}
+
+/// Everything but the cache.
+struct Run<'a> {
+    options: &'a Options,
+    path: &'a Path,
+    model: &'a Model,
+    tokenizer: &'a Tokenizer,
+    prompt: &'a [u32],
+    load: Duration,
+}
+
+impl Run<'_> {
+    /// Generates with the attention through `memory`, and tells what that took.
+    fn through<B: OnHost>(&self, mut memory: Cached<B>) -> Result<()> {
+        let &Run { options, path, model, tokenizer, prompt, load } = self;
+        let (generated, text) = speak(options, model, tokenizer, &mut memory, prompt)?;
+        memory.settle()?;
+        let summary = Summary {
+            options,
+            model: path,
+            prompt_tokens: prompt.len(),
+            generated: &generated,
+            text: &text,
+            load,
+            prefill: memory.prefill(),
+            decode: memory.decode(),
+            reservoir_bytes: memory.reservoir_bytes(),
+        };
+        if options.json {
+            writeln!(std::io::stdout(), "{}", summary.json())?;
+        } else {
+            eprint!("{}", summary.table());
+        }
+        Ok(())
+    }
 }
 
 /// The model, its tokenizer and the prompt's ids.
@@ -145,7 +117,7 @@ fn speak(
     options: &Options,
     model: &Model,
     tokenizer: &Tokenizer,
-    memory: &mut Cached,
+    memory: &mut dyn Memory,
     prompt: &[u32],
 ) -> Result<(Generated, String)> {
     let mut sampler = Sampler::new(options.temperature, options.seed);
@@ -178,14 +150,4 @@ fn speak(
         writeln!(std::io::stdout())?;
     }
     Ok((generated, text))
-}
-
-/// A line on standard error, if that is a terminal.
-fn progress(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new(0).with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
 }

@@ -3,13 +3,16 @@
 // Digests have the very layout of the CPU backend's (src/backend/cpu/kernels/digest), and the same bits:
 //
 //   min/max      lowest [head_dim], highest [head_dim], as stored elements
+//   cuboid       the same, around the middle of the two by the keys' mean distance from it
 //   key sketch   codes [page_tokens, S] bytes, S = head_dim / 4; zero [head_dim], scale [head_dim], as stored elements.
 //                Bits 2j.. of byte b of a token are the code of channel j * S + b, and key ~ zero + scale * code
+//   rotated      see rotated.cuh
 #include "page.cuh"
+#include "rotated.cuh"
 #include "state.cuh"
 
 constexpr u32 APPEND_THREADS = 128;
-constexpr u32 DIGEST_NONE = 0, DIGEST_MIN_MAX = 1, DIGEST_SKETCH = 2;
+constexpr u32 DIGEST_NONE = 0, DIGEST_MIN_MAX = 1, DIGEST_SKETCH = 2, DIGEST_CUBOID = 6;
 constexpr float LARGEST_CODE = 3.0f;
 
 struct Digests {
@@ -31,13 +34,27 @@ template <typename T> __device__ __forceinline__ float2 bounds(const T* keys, u3
   return make_float2(__fadd_rn(lowest, unknown), __fadd_rn(highest, unknown));
 }
 
-// fits: [2][head_dim] of shared memory. All threads.
+// As far around the middle of a range as keys are from it on average.
+template <typename T>
+__device__ __forceinline__ float2 around_middle(float2 range, const T* keys, u32 dim, u32 tokens, u32 channel) {
+  const float middle = __fmul_rn(__fadd_rn(range.x, range.y), 0.5f);
+  float sum = 0;
+  for (u32 token = 0; token < tokens; token++) {
+    sum = __fadd_rn(sum, fabsf(__fsub_rn(widen(keys[token * dim + channel]), middle)));
+  }
+  const float deviation = __fmul_rn(sum, __fdiv_rn(1.0f, float(tokens)));
+  return make_float2(__fsub_rn(middle, deviation), __fadd_rn(middle, deviation));
+}
+
+// fits: shared memory, 2 * head_dim floats; 17 * head_dim + page_tokens for rotated sketches. All threads.
 template <typename T> __device__ void write_digest(const Digests& digests, u8* to, const T* keys, u32 dim, u32 tokens, float* fits) {
+  if (is_rotated(digests.kind)) return write_rotated(digests.kind, to, keys, dim, tokens, fits);
   T* first = reinterpret_cast<T*>(digests.kind == DIGEST_SKETCH ? to + tokens * dim / 4 : to);
   T* second = first + dim;
   for (u32 d = threadIdx.x; d < dim; d += blockDim.x) {
-    const float2 range = bounds(keys, dim, tokens, d);
-    if (digests.kind == DIGEST_MIN_MAX) {
+    float2 range = bounds(keys, dim, tokens, d);
+    if (digests.kind == DIGEST_CUBOID) range = around_middle(range, keys, dim, tokens, d);
+    if (digests.kind != DIGEST_SKETCH) {
       first[d] = narrow<T>(range.x), second[d] = narrow<T>(range.y);
       continue;
     }
@@ -70,7 +87,7 @@ template <typename T> __device__ void write_digest(const Digests& digests, u8* t
 // plus `first_page` plus blockIdx.x. A page that has lost its way again, to later pages of the same chunk, is written to the lane's
 // staging slot blockIdx.x; so no launch covers more pages than the ring has, and the next one waits for the mirrors of this one.
 //
-// k, v: [tokens, kv_heads, head_dim] of `dtype`. pool: [slots, page]. Shared memory: 8 * head_dim bytes.
+// k, v: [tokens, kv_heads, head_dim] of `dtype`. pool: [slots, page]. Shared memory: that of `write_digest`.
 // Bytes moved: each input once, each element stored once; a page that seals is read once more, from the cache, for its digest.
 template <typename T>
 __device__ void append(const Tables& tables, const Shape& shape, const Entry* entries, const void* k, const void* v, u32 dtype,

@@ -24,6 +24,22 @@ using u64 = unsigned long long;
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 NONE = 0xffffffffu;
 
+// A word that one kernel stores while another may be loading it: the load finds the old value or the new one. It orders nothing.
+__device__ __forceinline__ u32 load_relaxed(const u32* from) {
+#ifdef CUDA_HOST_SHIM
+  return __atomic_load_n(from, __ATOMIC_RELAXED);
+#else
+  return *static_cast<const volatile u32*>(from);
+#endif
+}
+__device__ __forceinline__ void store_relaxed(u32* to, u32 value) {
+#ifdef CUDA_HOST_SHIM
+  __atomic_store_n(to, value, __ATOMIC_RELAXED);
+#else
+  *static_cast<volatile u32*>(to) = value;
+#endif
+}
+
 // How many threads of the block below this one have `yes`, and in *total how many have it in all. All threads call it; blocks are
 // whole warps. scratch: [warps] of shared memory, free again after the call.
 __device__ __forceinline__ u32 block_rank(bool yes, u32* scratch, u32* total) {

@@ -64,7 +64,8 @@ constexpr u32 COLD = 0x80000000u;
 constexpr u32 NO_WAY = 0x7fffffffu;
 
 // Where a demanded page is. wave 0: it was resident. Wave 1: it is fetched into a way. Waves from 2 on: it exceeds the budget and
-// passes through a staging slot, which the next wave uses again. PENDING until its bytes are there.
+// passes through a staging slot, which the next wave uses again. PENDING until its bytes are there; kernels that may run beside a
+// fetch load `wave` with load_relaxed.
 struct Place {
   u32 slot;
   u32 wave;

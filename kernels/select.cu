@@ -3,6 +3,7 @@
 // Scores have the bits of the CPU backend's (src/backend/cpu/kernels/digest): sums are made in 8 lanes, without fused operations, and
 // joined in one order. So both backends select the same pages.
 #include "page.cuh"
+#include "rotated.cuh"
 #include "state.cuh"
 
 constexpr u32 SCORE_WARPS = 4;
@@ -22,7 +23,7 @@ struct Digests {
   u32 kind;
   u32 unused;
 };
-constexpr u32 DIGEST_MIN_MAX = 1;
+constexpr u32 DIGEST_SKETCH = 2;
 
 // The pages that a decode step may or may not read: [first, end). Those before and behind are read anyway.
 struct Candidates {
@@ -42,14 +43,7 @@ __device__ __forceinline__ bool selects(const Lane& lane) { return lane.entry.re
 
 __device__ __forceinline__ float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
 
-// Eight lanes' sums, in the order in which the CPU adds them: ((0 + 2) + (1 + 3)) + ((4 + 6) + (5 + 7)).
-__device__ __forceinline__ float sum_of_8_lanes(float x) {
-  x = __fadd_rn(x, __shfl_xor_sync(ALL_LANES, x, 2));
-  x = __fadd_rn(x, __shfl_xor_sync(ALL_LANES, x, 1));
-  return __fadd_rn(x, __shfl_xor_sync(ALL_LANES, x, 4));
-}
-
-// Both score functions: the warp scores one page, staged in shared memory, for 4 rows at a time, 8 lanes each; the result is in all
+// The score functions: the warp scores one page, staged in shared memory, for 4 rows at a time, 8 lanes each; the result is in all
 // 8 lanes of each row. q: [dim] of shared memory.
 template <typename T> __device__ float min_max_score(const u8* digest, const float* q, u32 dim) {
   const u32 lane = threadIdx.x % 8;
@@ -110,7 +104,7 @@ template <typename T> __device__ float sketch_score(const u8* digest, const floa
 //
 // grid (blocks, kv_heads, entries), any number of blocks; a warp takes every page that is its turn. q: [tokens, query heads, dim].
 // scores: [lanes, room], by logical page. Bytes moved: each digest once per new token, 4 bytes per page.
-// Shared memory: queries 4 * max(group, 4) * dim; then per warp the digest's stride and 4 * dim bytes.
+// Shared memory: queries 4 * max(group, 4) * dim, twice for rotated sketches; then per warp the digest's stride and 4 * dim bytes.
 template <typename T>
 __device__ void score(const Tables& tables, const Shape& shape, const Entry* entries, const Selection& selection,
                       const Digests& digests, const void* q, u32 dtype, float scale, float* scores, u32 room) {
@@ -119,8 +113,11 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
   const Candidates range = candidates(shape, lane.entry, selection);
   if (!lane.entry.decode || !selects(lane) || selection.count >= range.end - range.first) return;
   const u32 dim = shape.head_dim, rows = shape.group, warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const bool turned = is_rotated(digests.kind);
+  const Rotated sketch = rotated(turned ? digests.kind : DIGEST_ROTATED_1, dim, shape.page_tokens);
   float* queries = reinterpret_cast<float*>(shared);
-  u8* digest = shared + max(rows, 4u) * dim * 4 + warp * (digests.stride + 4 * dim);
+  u8* prepared = shared + max(rows, 4u) * dim * 4;
+  u8* digest = prepared + (turned ? max(rows, 4u) * dim * 4 : 0) + warp * (digests.stride + 4 * dim);
   i8* bytes = reinterpret_cast<i8*>(digest + digests.stride) + lane_id / 8 * dim;
 
   for (u32 token = 0; token < lane.entry.tokens; token++) {
@@ -132,6 +129,8 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
       for (int e = 0; e < 8; e++) queries[i + e] = __fmul_rn(row[e], scale);
     }
     __syncthreads();
+    if (turned) prepare_rotated(sketch, queries, rows, prepared);
+    __syncthreads();
 
     for (u32 page = range.first + blockIdx.x * SCORE_WARPS + warp; page < range.end; page += gridDim.x * SCORE_WARPS) {
       const u64 host = lane.groups[page] * shape.heads + lane.head;
@@ -141,9 +140,11 @@ __device__ void score(const Tables& tables, const Shape& shape, const Entry* ent
       float best = minus_infinity();
       for (u32 row = 0; row < rows; row += 4) {
         // Lanes without a row of their own repeat the last one.
-        const float* mine = queries + min(row + lane_id / 8, rows - 1) * dim;
-        const float value = digests.kind == DIGEST_MIN_MAX ? min_max_score<T>(digest, mine, dim)
-                                                           : sketch_score<T>(digest, mine, dim, shape.page_tokens, bytes);
+        const u32 mine = min(row + lane_id / 8, rows - 1);
+        const float* query = queries + mine * dim;
+        const float value = turned                          ? rotated_score(sketch, digest, rotated_row(prepared, mine, dim))
+                            : digests.kind == DIGEST_SKETCH ? sketch_score<T>(digest, query, dim, shape.page_tokens, bytes)
+                                                            : min_max_score<T>(digest, query, dim);
         best = larger_or_nan(best, value);
         __syncwarp();
       }

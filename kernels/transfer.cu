@@ -34,7 +34,7 @@ wakekv_gather(CopyList list, u32 wave, Reservoir reservoir, u8* pool, u64 page_b
     if (copy.place == NONE) continue;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) places[copy.place].wave = wave;
+    if (threadIdx.x == 0) store_relaxed(&places[copy.place].wave, wave);
   }
 }
 EXPORT_KERNEL(wakekv_gather)
@@ -56,6 +56,6 @@ extern "C" __global__ void __launch_bounds__(TRANSFER_THREADS) wakekv_arrive(Cop
   const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= list.counts[wave]) return;
   const u32 place = list.copies[first_of_wave(list, wave) + i].place;
-  if (place != NONE) places[place].wave = wave;
+  if (place != NONE) store_relaxed(&places[place].wave, wave);
 }
 EXPORT_KERNEL(wakekv_arrive)

@@ -256,8 +256,8 @@ pub enum Error {
         reason: String,
     },
 
-    /// A kernel of an earlier step has met a state that must not be. The outputs of that step are NaN from that layer on, and the cache cannot be used
-    /// any more.
+    /// A kernel of an earlier step has met a state that must not be. The outputs of that step are NaN from that layer on, and the
+    /// cache cannot be used any more.
     #[cfg(feature = "cuda")]
     #[error(
         "a kernel has raised a fault: {reason} (sequence {sequence}, layer {layer}, KV head {kv_head}, page {page:?}): please report it, and build a new cache"

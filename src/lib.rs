@@ -47,7 +47,8 @@
 //! 4. attention runs over the hits while the misses are fetched, then over the fetched pages, and the partial results merge exactly;
 //! 5. if the demand exceeds the ways, what is over streams through staging slots and is not kept.
 //!
-//! The output depends on the demand alone. On the CPU it is the same to the bit for every budget and every number of threads.
+//! The output depends on the demand alone. On the CPU it is the same to the bit for every budget and every number of threads, on
+//! CUDA within the rounding of f32.
 //!
 //! # What it takes
 //!
@@ -73,7 +74,8 @@
 //! | [`Selection::TopPages`] | the pinned pages and the best `count` by [`Digest`] | depends on the digest and on `count` |
 //! | [`Selection::Explicit`] | the pinned pages and those that the engine names | the engine's |
 //!
-//! Prefill always reads everything. [`CacheBuilder::reselect_every`] trades how often pages are selected for time.
+//! Prefill always reads everything. [`CacheBuilder::reselect_every`] trades how often pages are selected for time,
+//! [`CacheBuilder::stickiness`] how exactly for fewer misses.
 //!
 //! # Errors, and steps that do not finish
 //!
@@ -85,8 +87,14 @@
 //!
 //! `half` (f16 and bf16), `bytemuck` (casts between tensors and bytes), `parking_lot` (locks), `thiserror` (errors), `tracing` (spans
 //! and events, which cost nothing unless somebody listens) and on Unix `rustix` (file allocation, huge pages). There are no default
-//! features to turn off. The feature `trace` keeps recorded runs on disk (`npyz`, `zip`, `serde_json`). The CPU backend is always there; it uses AVX-512, or AVX2 with FMA and F16C, where the processor has them,
+//! features to turn off. The CPU backend is always there; it uses AVX-512, or AVX2 with FMA and F16C, where the processor has them,
 //! and runs everywhere else as well.
+//!
+//! | feature | what it adds | dependencies |
+//! |---|---|---|
+//! | `trace` | recorded runs on disk | `npyz`, `zip`, `serde_json` |
+//! | `cuda` | the CUDA backend; the driver is loaded at run time | `cudarc`, `libloading` |
+//! | `cuda-12040` … `cuda-13000` | the same, for the driver interface of that version | |
 
 #![deny(missing_docs)]
 

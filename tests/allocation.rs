@@ -102,7 +102,7 @@ fn a_steady_decode_step_allocates_nothing() {
     let geometry = shape.dtype(DType::F32).build().unwrap();
     let tensors = &mut Tensors::new(&geometry, 400);
     let top = |digest| Selection::TopPages { count: 4, sink_pages: 1, recent_pages: 1, digest };
-    for selection in [Selection::All, top(Digest::MinMax), top(Digest::KeySketch2)] {
+    for selection in [Selection::All, top(Digest::MinMax), top(Digest::KeySketch2), top(Digest::RotatedSketch2)] {
         for (budget, threads) in [(5, 1), (5, 2), (16, 2), (1000, 1)] {
             let mut cache = Cache::builder(geometry)
                 .pages_per_head(budget)

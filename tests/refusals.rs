@@ -129,6 +129,10 @@ fn settings_that_cannot_be_are_refused() {
     let cache = || Cache::builder(geometry()).reservoir(memory());
     let error = |result: Result<Cache, Error>| result.map(drop).unwrap_err();
     says(&error(cache().reselect_every(0).build(Cpu::new())), &["reselect_every is 0", "at least 1"]);
+    for stickiness in [-0.5, f32::NAN, f32::INFINITY] {
+        let error = error(cache().stickiness(stickiness).build(Cpu::new()));
+        says(&error, &[&format!("stickiness is {stickiness}"), "finite", "not negative"]);
+    }
     says(&error(cache().scale(f32::NAN).build(Cpu::new())), &["scale is NaN", "finite"]);
     says(&error(cache().device_pool(10).build(Cpu::new())), &["device_pool is 10 bytes", "4 heads", "8192 bytes"]);
     says(

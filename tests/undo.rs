@@ -5,6 +5,7 @@ mod common;
 use common::Rng;
 use common::drive::{After, Lists, Stop, drive};
 use common::memory::{Draft, Turn};
+use wakekv::trace::Recorder;
 use wakekv::{Cache, Cpu, Entry, Geometry, PageLists, Reservoir, Selection};
 
 fn geometry() -> Geometry {
@@ -74,5 +75,57 @@ fn a_selection_that_was_left_out_is_made_in_the_next_step() {
             drive(&mut cache, &turn(Entry::decode(sequence, 1), 1, rng), &[], None).unwrap().expect("not given up");
         // One sink, the recent page, the last one, and four that are selected.
         assert_eq!(report.counts.decode.demanded, 7);
+    }
+}
+
+/// What each of five decode steps chooses, and reads, when the scores of what was chosen before are raised. With `dropped`, another step is
+/// given up before the first and the third of them.
+fn chosen(stickiness: f32, dropped: bool) -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
+    let recorder = Recorder::new();
+    let mut cache = Cache::builder(geometry())
+        .reservoir(Reservoir::memory(1 << 20))
+        .selection(Selection::top_pages(3).pinned(0, 0))
+        .stickiness(stickiness)
+        .observer(recorder.clone())
+        .build(Cpu::new().threads(1))
+        .unwrap();
+    let turn = |entry, tokens, seed| [Turn { entry, draft: Draft::random(&geometry(), tokens, &mut Rng::new(seed)) }];
+    let sequence = cache.insert();
+    drive(&mut cache, &turn(Entry::prefill(sequence, 200), 200, 4), &[], None).unwrap();
+    let mut outputs = Vec::new();
+    for step in 0..5 {
+        if dropped && (step == 0 || step == 2) {
+            let stop = Stop { layer: 0, after: After::Attend, leak: false };
+            assert!(
+                drive(&mut cache, &turn(Entry::decode(sequence, 1), 1, 90 + step), &[], Some(stop)).unwrap().is_none()
+            );
+        }
+        let (output, _) =
+            drive(&mut cache, &turn(Entry::decode(sequence, 1), 1, 5 + step), &[], None).unwrap().unwrap();
+        outputs.extend(output);
+    }
+    let trace = recorder.trace(sequence).unwrap();
+    let last = trace.head(0).demands().last().and_then(|demand| demand.last()).copied().unwrap();
+    let below_last = |step| trace.head(0).demand(step).iter().copied().filter(|&page| page != last).collect();
+    ((1..6).map(below_last).collect(), outputs)
+}
+
+#[test]
+fn what_was_chosen_stays_chosen_as_far_as_scores_are_sticky() {
+    let (free, _) = chosen(0.0, false);
+    assert!(free.windows(2).all(|pair| pair[0] != pair[1]), "{free:?}");
+    let (sticky, _) = chosen(1e6, false);
+    assert!(sticky[0] == free[0] && sticky.iter().all(|chosen| chosen == &sticky[0]), "{sticky:?}");
+    let changes = |chosen: &[Vec<u32>]| -> usize {
+        chosen.windows(2).map(|pair| pair[1].iter().filter(|page| !pair[0].contains(page)).count()).sum()
+    };
+    let in_between = |stickiness| (1..changes(&free)).contains(&changes(&chosen(stickiness, false).0));
+    assert!([2.0, 3.0, 4.0, 6.0].into_iter().any(in_between));
+}
+
+#[test]
+fn what_a_dropped_step_chose_is_not_remembered() {
+    for stickiness in [0.0, 1.0, 1e6] {
+        assert_eq!(chosen(stickiness, true), chosen(stickiness, false));
     }
 }

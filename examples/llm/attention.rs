@@ -8,6 +8,9 @@ pub trait Attention {
     /// Appends `k` and `v` (`[tokens, kv_heads, head_dim]`) to the layer, then attends causally with `q`
     /// (`[tokens, query_heads, head_dim]`) over all that the layer holds, into `out` (shape of `q`).
     fn attend(&mut self, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<()>;
+
+    /// Only the first half: for a pass whose outcome is known already.
+    fn append(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()>;
 }
 
 /// One sequence's memory of keys and values, as the generation loop sees it.
@@ -57,8 +60,8 @@ impl Attention for Dense {
         let (kv_heads, head_dim) = (self.kv_heads, self.head_dim);
         let tokens = k.len() / (kv_heads * head_dim);
         let group = q.len() / k.len();
-        let memory = &mut self.layers[layer];
-        memory.append(k, v, (tokens, kv_heads, head_dim))?;
+        self.append(layer, k, v)?;
+        let memory = &self.layers[layer];
 
         // One matrix product per KV head serves its whole group: rows are (query head of the group, token).
         let q = Tensor::from_slice(q, (tokens, kv_heads, group, head_dim), &Device::Cpu)?
@@ -81,6 +84,11 @@ impl Attention for Dense {
             .to_vec1::<f32>()?;
         out.copy_from_slice(&attended);
         Ok(())
+    }
+
+    fn append(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
+        let tokens = k.len() / (self.kv_heads * self.head_dim);
+        self.layers[layer].append(k, v, (tokens, self.kv_heads, self.head_dim))
     }
 }
 

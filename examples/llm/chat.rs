@@ -9,11 +9,16 @@ use super::tokenizer::Tokenizer;
 
 /// Renders the template that the file carries for one message of the user, up to where the answer begins.
 pub fn render(metadata: Metadata<'_>, tokenizer: &Tokenizer, message: &str) -> Result<String> {
+    render_dialogue(metadata, tokenizer, &[("user", message)])
+}
+
+/// The same for the messages of a dialogue, each with its role, the last of them the user's.
+pub fn render_dialogue(metadata: Metadata<'_>, tokenizer: &Tokenizer, dialogue: &[(&str, &str)]) -> Result<String> {
     let template = metadata
         .text("tokenizer.chat_template")
         .context("the model file has no chat template: leave --chat out, or use an instruction-tuned model")?;
     let environment = environment()?;
-    let messages = [context! { role => "user", content => message }];
+    let messages: Vec<_> = dialogue.iter().map(|&(role, content)| context! { role, content }).collect();
     let mark = |id: Option<u32>| id.and_then(|id| tokenizer.spelling(id)).unwrap_or_default();
     let eos = metadata.integer("tokenizer.ggml.eos_token_id").and_then(|id| u32::try_from(id).ok());
     environment

@@ -14,6 +14,7 @@
 //! engine     prefill, decode, stop
 //! options    the command line of `generate`
 //! report     what a run did, as a table and as JSON
+//! process    threads, errors, exit codes and progress of the programs
 //! ```
 
 // Each example and test uses its own part of this module.
@@ -28,6 +29,7 @@ pub mod gguf;
 pub mod linear;
 pub mod model;
 pub mod options;
+pub mod process;
 pub mod report;
 pub mod rope;
 pub mod sampler;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use wakekv::{Cache, Cpu, DType, Geometry, Reservoir, Selection};
+use wakekv::{Cache, CacheBuilder, Cpu, DType, Geometry, Reservoir, Selection};
 
 use super::linear::Weights;
 use super::model::Config;
@@ -69,6 +69,14 @@ pub struct Options {
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = dtype)]
     pub dtype: DType,
 
+    /// Where pages and attention are: cpu, or cuda:N for the device with that number (cargo feature cuda)
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu", value_parser = place)]
+    pub backend: Place,
+
+    /// With --backend cuda: a module image with the kernels, instead of those that are built in or compiled
+    #[arg(long, value_name = "FILE")]
+    pub kernel_image: Option<PathBuf>,
+
     /// Threads for the model and for attention [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
@@ -94,6 +102,27 @@ pub struct Options {
     pub json: bool,
 }
 
+/// Where pages and attention are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Cpu,
+    Cuda(usize),
+}
+
+fn place(text: &str) -> Result<Place, String> {
+    let ordinal = match text.strip_prefix("cuda") {
+        None if text == "cpu" => return Ok(Place::Cpu),
+        Some("") => Some(0),
+        Some(rest) => rest.strip_prefix(':').and_then(|number| number.parse().ok()),
+        None => None,
+    };
+    match ordinal {
+        Some(_) if !cfg!(feature = "cuda") => Err("this was built without the cargo feature cuda".into()),
+        Some(ordinal) => Ok(Place::Cuda(ordinal)),
+        None => Err("expected cpu, cuda or cuda:N".into()),
+    }
+}
+
 /// Asked when there is no prompt.
 pub const DEFAULT_QUESTION: &str = "Explain in a few sentences why the sky is blue.";
 
@@ -115,8 +144,8 @@ impl Options {
         Ok((text, self.chat))
     }
 
-    /// A cache as the options describe it, with room for `tokens` tokens of the model.
-    pub fn cache(&self, model: &Config, tokens: usize) -> Result<Cache> {
+    /// The settings of a cache with room for `tokens` tokens of the model.
+    fn builder(&self, model: &Config, tokens: usize) -> Result<CacheBuilder> {
         let geometry = model.geometry().page_tokens(self.page_tokens).dtype(self.dtype).build()?;
         let bytes = geometry.sequence_bytes(tokens) as u64;
         let reservoir = match &self.reservoir {
@@ -127,11 +156,24 @@ impl Options {
             Select::All => Selection::All,
             Select::Top(count) => Selection::top_pages(count).pinned(self.sinks, self.recent),
         };
-        let mut builder = Cache::builder(geometry).reservoir(reservoir).selection(selection);
-        if self.budget > 0 {
-            builder = builder.pages_per_head(self.budget);
+        let builder = Cache::builder(geometry).reservoir(reservoir).selection(selection);
+        Ok(if self.budget > 0 { builder.pages_per_head(self.budget) } else { builder })
+    }
+
+    /// A cache on the CPU as the options describe it, with room for `tokens` tokens of the model.
+    pub fn cache(&self, model: &Config, tokens: usize) -> Result<Cache> {
+        Ok(self.builder(model, tokens)?.build(Cpu::new().threads(self.threads()))?)
+    }
+
+    /// The same on a CUDA device.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_cache(&self, ordinal: usize, model: &Config, tokens: usize) -> Result<Cache<wakekv::CudaBackend>> {
+        let mut cuda = wakekv::Cuda::new(ordinal);
+        if let Some(path) = &self.kernel_image {
+            let image = std::fs::read(path).with_context(|| format!("cannot read the image {}", path.display()))?;
+            cuda = cuda.kernel_image(image);
         }
-        Ok(builder.build(Cpu::new().threads(self.threads()))?)
+        Ok(self.builder(model, tokens)?.build(cuda)?)
     }
 
     /// Threads to use.

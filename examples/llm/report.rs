@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use wakekv::Counts;
 
-use super::cached::{Cached, Tally};
+use super::cached::Tally;
 use super::engine::{Ending, Generated, Phase};
 use super::linear::Weights;
-use super::options::Options;
+use super::options::{Options, Place};
 
 /// Everything there is to say about a finished run.
 pub struct Summary<'a> {
@@ -20,7 +20,9 @@ pub struct Summary<'a> {
     pub generated: &'a Generated,
     pub text: &'a str,
     pub load: Duration,
-    pub memory: &'a Cached,
+    pub prefill: &'a Tally,
+    pub decode: &'a Tally,
+    pub reservoir_bytes: u64,
 }
 
 impl Summary<'_> {
@@ -37,8 +39,9 @@ impl Summary<'_> {
                 "sinks": o.sinks,
                 "recent": o.recent,
                 "reservoir": o.reservoir.to_string(),
-                "reservoir_bytes": self.memory.reservoir_bytes(),
+                "reservoir_bytes": self.reservoir_bytes,
                 "dtype": o.dtype.to_string(),
+                "backend": match o.backend { Place::Cpu => "cpu".into(), Place::Cuda(ordinal) => format!("cuda:{ordinal}") },
                 "threads": o.threads(),
                 "chunk": o.chunk,
                 "weights": match o.weights { Weights::Fast => "fast", Weights::F32 => "f32" },
@@ -50,8 +53,8 @@ impl Summary<'_> {
             "text": self.text,
             "ending": match self.generated.ending { Ending::Stop => "stop", Ending::Length => "length" },
             "report": {
-                "prefill": phase(self.generated.prefill, self.memory.prefill()),
-                "decode": phase(self.generated.decode, self.memory.decode()),
+                "prefill": phase(self.generated.prefill, self.prefill),
+                "decode": phase(self.generated.decode, self.decode),
             },
             "load_seconds": self.load.as_secs_f64(),
             "peak_memory_bytes": peak_memory(),
@@ -60,7 +63,7 @@ impl Summary<'_> {
 
     /// Prefill beside decode.
     pub fn table(&self) -> String {
-        let (prefill, decode) = (self.memory.prefill(), self.memory.decode());
+        let (prefill, decode) = (self.prefill, self.decode);
         let generated = self.generated;
         let mut table = String::new();
         let mut row = |what: &str, prefill: String, decode: String| {
@@ -84,7 +87,7 @@ impl Summary<'_> {
         let speed = |phase: Phase| format!("{:.1}", phase.speed());
         row("tokens/s", speed(generated.prefill), speed(generated.decode));
         let peak = peak_memory().map_or(String::new(), |peak| format!(", peak memory {}", bytes(peak)));
-        let reservoir = bytes(self.memory.reservoir_bytes());
+        let reservoir = bytes(self.reservoir_bytes);
         format!("\n{:<22}{:>14}{:>14}\n{table}reservoir {reservoir}{peak}\n", "", "prefill", "decode")
     }
 }

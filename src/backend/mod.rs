@@ -46,6 +46,8 @@ pub struct Setup {
     pub reservoir: Reservoir,
     /// What decode steps demand.
     pub selection: Selection,
+    /// What the scores of pages are raised by that the last selection of a finished step chose. Not negative.
+    pub stickiness: f32,
     /// The selection's pins.
     pub pins: Pins,
     /// Whether freed slots are overwritten with zeros.
@@ -192,15 +194,15 @@ pub trait Backend {
         None
     }
 
-    /// Commits the step and adds what it counted to `counts`. A device that the host does not wait for may tell it later, in a call of this or of
-    /// [`synchronize`](Self::synchronize).
+    /// Commits the step and adds what it counted to `counts`. A device that the host does not wait for may tell it later, in a
+    /// call of this or of [`synchronize`](Self::synchronize).
     ///
     /// # Errors
     /// The step has failed.
     fn finish(&mut self, plan: &StepPlan, counts: &mut StepCounts) -> Result<(), Error>;
 
-    /// Waits for everything under way, and adds to `counts` what finished steps have counted since the last call that did so. A device that has told
-    /// everything by the end of [`finish`](Self::finish) has nothing to do.
+    /// Waits for everything under way, and adds to `counts` what finished steps have counted since the last call that did so. A
+    /// device that has told everything by the end of [`finish`](Self::finish) has nothing to do.
     ///
     /// # Errors
     /// Something under way has failed.

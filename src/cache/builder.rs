@@ -28,6 +28,7 @@ pub struct CacheBuilder {
     reservoir: Reservoir,
     selection: Selection,
     reselect_every: usize,
+    stickiness: f32,
     scale: Option<f32>,
     scrub_on_free: bool,
     observer: Option<Box<dyn Observer>>,
@@ -42,6 +43,7 @@ impl CacheBuilder {
             reservoir: Reservoir::memory(DEFAULT_RESERVOIR),
             selection: Selection::All,
             reselect_every: 1,
+            stickiness: 0.0,
             scale: None,
             scrub_on_free: false,
             observer: None,
@@ -77,6 +79,18 @@ impl CacheBuilder {
     /// in between.
     pub fn reselect_every(mut self, steps: usize) -> Self {
         self.reselect_every = steps;
+        self
+    }
+
+    /// What a page's score is raised by if the last selection chose it, with [`Selection::TopPages`]: a page of about the same
+    /// score then does not take its place. Scores are logits, so raising by s passes over pages with up to e^s times its weight.
+    /// Default 0.
+    ///
+    /// Attention hovers around the last place: pages just above and below it change places all the time, to nobody's gain, and
+    /// each change may be a miss. What was chosen is remembered per head and finished step, so the output still does not depend
+    /// on the budget, nor on steps that were dropped.
+    pub fn stickiness(mut self, stickiness: f32) -> Self {
+        self.stickiness = stickiness;
         self
     }
 
@@ -116,6 +130,9 @@ impl CacheBuilder {
         if self.reselect_every == 0 {
             return setting("reselect_every", 0, "must be at least 1");
         }
+        if !(self.stickiness >= 0.0 && self.stickiness.is_finite()) {
+            return setting("stickiness", self.stickiness, "must be a finite number that is not negative");
+        }
         let scale = self.scale.unwrap_or(1.0 / (geometry.head_dim() as f32).sqrt());
         if !scale.is_finite() {
             return setting("scale", scale, "must be finite");
@@ -138,6 +155,7 @@ impl CacheBuilder {
             reservoir_groups,
             reservoir: self.reservoir,
             selection: self.selection,
+            stickiness: self.stickiness,
             pins,
             scrub_on_free: self.scrub_on_free,
         })?;

@@ -187,8 +187,8 @@ impl<B: Backend> Cache<B> {
         &self.stats
     }
 
-    /// Waits for everything that is under way on the device, and brings [`stats`](Self::stats) up to date. On the CPU they always are; a CUDA device
-    /// counts by itself, and its counters come in a step or two later.
+    /// Waits for everything that is under way on the device, and brings [`stats`](Self::stats) up to date. On the CPU they always
+    /// are; a CUDA device counts by itself, and its counters come in a step or two later.
     ///
     /// # Errors
     /// Something that was under way has failed.

@@ -1,8 +1,8 @@
 //! The offline optimum: keep what will be demanded soonest.
 //!
-//! After each step the pages stay, out of those that were resident, written or demanded in it, whose next demand comes first (Belady 1966, with the
-//! freedom not to keep a page). A step counts as one moment, and where the last page lies is not constrained, so nobody who
-//! knows less or is bound to more can miss less.
+//! After each step the pages stay, out of those that were resident, written or demanded in it, whose next demand comes first
+//! (Belady 1966, with the freedom not to keep a page). A step counts as one moment, and where the last page lies is not
+//! constrained, so nobody who knows less or is bound to more can miss less.
 
 use std::collections::BTreeSet;
 
@@ -15,12 +15,12 @@ const NEVER: u32 = u32::MAX;
 pub(super) fn per_head(trace: &Trace, budget: usize, accounting: Accounting) -> Outcome {
     let heads =
         trace.heads().iter().flat_map(|stream| optimum(trace, std::slice::from_ref(stream), budget, accounting));
-    Outcome { heads: heads.collect() }
+    Outcome { shape: *trace.shape(), heads: heads.collect() }
 }
 
 pub(super) fn pooled(trace: &Trace, budget: usize, accounting: Accounting) -> Outcome {
     let capacity = budget.saturating_mul(trace.heads().len());
-    Outcome { heads: optimum(trace, trace.heads(), capacity, accounting) }
+    Outcome { shape: *trace.shape(), heads: optimum(trace, trace.heads(), capacity, accounting) }
 }
 
 /// One head's demands, and what is known of its pages.
@@ -69,7 +69,7 @@ fn optimum(trace: &Trace, streams: &[Stream], capacity: usize, accounting: Accou
             }
         }
         if mark.phase == Phase::Decode {
-            lanes.iter_mut().for_each(|lane| lane.outcome.end_step(lane.resident));
+            lanes.iter_mut().for_each(|lane| lane.outcome.end_step(lane.resident * trace.shape().page_tokens));
         }
     }
     lanes.into_iter().map(|lane| lane.outcome).collect()

@@ -1,14 +1,16 @@
 //! The rule with LRU, whose evictions destroy.
 
 use super::head::Head;
-use super::{Outcome, SimError};
+use super::{HeadOutcome, Outcome, SimError};
 use crate::residency::Lru;
 use crate::table::{Phase, Tally};
 use crate::trace::{Stream, Trace};
 
-pub(super) fn run(trace: &Trace, budget: usize) -> Result<Outcome, SimError> {
+/// The outcome, and what the heads could still read of what they demanded.
+pub(super) fn run(trace: &Trace, budget: usize) -> Result<(Outcome, Trace), SimError> {
     let heads = trace.heads().iter().map(|stream| run_head(trace, stream, budget));
-    Ok(Outcome { heads: heads.collect::<Result<_, _>>()? })
+    let (heads, reads) = heads.collect::<Result<(Vec<_>, Vec<_>), _>>()?;
+    Ok((Outcome { shape: *trace.shape(), heads }, trace.with_heads(reads)))
 }
 
 /// What has become of a page, beside being resident.
@@ -22,9 +24,10 @@ enum State {
     Mortal,
 }
 
-fn run_head(trace: &Trace, stream: &Stream, budget: usize) -> Result<super::HeadOutcome, SimError> {
+fn run_head(trace: &Trace, stream: &Stream, budget: usize) -> Result<(HeadOutcome, Stream), SimError> {
     let shape = trace.shape();
-    let mut head = Head::<Lru>::new();
+    let mut head = Head::<Lru>::new(shape);
+    let mut reads = Stream::new();
     head.reserve(shape, trace.marks(), stream, budget);
     let mut states: Vec<State> = Vec::new();
     let (mut alive, mut masses) = (Vec::new(), Vec::new());
@@ -61,7 +64,12 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize) -> Result<super::Head
             masses.push(weight);
         }
         head.outcome.count(mark.phase, lost.capacity as usize, lost);
+        if mark.phase == Phase::Decode {
+            head.outcome.leave_unserved(lost.capacity);
+        }
+        reads.extend(&alive, &[]);
+        reads.end_step(None);
         head.demand(mark, &alive, Some(&masses).filter(|_| !weights.is_empty()).map(Vec::as_slice))?;
     }
-    Ok(head.outcome)
+    Ok((head.outcome, reads))
 }

@@ -63,6 +63,7 @@ pub(super) fn run(trace: &Trace, split: &Split, budget: usize, accounting: Accou
     }
     let heads = trace.heads().iter().zip(&split.unstable);
     Ok(Outcome {
+        shape: *trace.shape(),
         heads: heads
             .map(|(stream, &unstable)| run_head(trace, stream, if unstable { usize::MAX } else { budget }, accounting))
             .collect(),
@@ -101,7 +102,8 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize, accounting: Accountin
                 count(&mut counts, demand);
             }
             let new = most_demanded(&counts, budget, strict.then(|| pages as u32 - 1));
-            outcome.refreshed += new.iter().filter(|page| decoded > 0 && !frozen.contains(page)).count() as u64;
+            let refreshed = new.iter().filter(|page| decoded > 0 && !frozen.contains(page)).count();
+            outcome.refresh(refreshed as u32);
             frozen = new;
             counts.fill(0);
         }
@@ -120,7 +122,7 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize, accounting: Accountin
         }
         outcome.count(mark.phase, demand.len(), tally);
         count(&mut counts, demand);
-        outcome.end_step(if whole { pages } else { frozen.len() });
+        outcome.end_step(if whole { pages } else { frozen.len() } * trace.shape().page_tokens);
         decoded += 1;
     }
     outcome

@@ -12,11 +12,23 @@ pub(super) struct Head<R> {
     pub places: Vec<Place>,
     pub outcome: HeadOutcome,
     next_slot: u32,
+    page_tokens: usize,
 }
 
 impl<R: Replacement> Head<R> {
-    pub(super) fn new() -> Self {
-        Head { table: HeadTable::new(), places: Vec::new(), outcome: HeadOutcome::default(), next_slot: 0 }
+    pub(super) fn new(shape: &Shape) -> Self {
+        Head {
+            table: HeadTable::new(),
+            places: Vec::new(),
+            outcome: HeadOutcome::default(),
+            next_slot: 0,
+            page_tokens: shape.page_tokens,
+        }
+    }
+
+    /// A decode step has ended.
+    pub(super) fn end_step(&mut self) {
+        self.outcome.end_step(self.table.resident() * self.page_tokens);
     }
 
     pub(super) fn grant(&mut self) {
@@ -54,7 +66,7 @@ impl<R: Replacement> Head<R> {
             }
         }
         if mark.phase == Phase::Decode {
-            self.outcome.end_step(self.table.resident());
+            self.end_step();
         }
         Ok(tally)
     }

@@ -11,11 +11,46 @@
 //! | [`Policy::Frozen`] | unstable heads all, the others the most demanded, refreshed every 16 steps | is fetched and not kept |
 //! | [`Policy::Belady`], [`Policy::PooledBelady`] | whatever will be demanded soonest | is fetched |
 //!
+//! Policies that look at queries and keys need [`Tensors`](crate::trace::Tensors):
+//!
+//! | policy | what is left on the device | a page that is not resident |
+//! |---|---|---|
+//! | [`flexicache()`] | the best pages by min/max score, ranked every so often; unstable heads all | is not read |
+//! | [`tokens`]: SnapKV, R-KV, ReasonAlloc | single tokens | is lost |
+//!
+//! # Quality
+//! [`replay()`] keeps what the heads of a policy read, and [`judge`] computes from tensors what that costs: attention mass that is not
+//! read, and the error of the output.
+//!
+//! ```
+//! use wakekv::Geometry;
+//! use wakekv::sim::tokens::{SnapKv, TokenPolicy, destroy_tokens};
+//! use wakekv::sim::{Accounting, Policy, Rule, judge, replay};
+//! use wakekv::trace::{Demands, OracleSettings, Tensors};
+//! let mut tensors = Tensors::new(&Geometry::builder().head_dim(32).build()?, 1.0, 200, 32);
+//! let wave = |token: usize| (0..32).map(move |channel| ((token * 7 + channel) as f32).sin());
+//! let rows: Vec<f32> = (0..210).flat_map(wave).collect();
+//! tensors.append(0, &rows, &rows)?;
+//! tensors.queries(0, 0, &rows)?;
+//! let demands = Demands::oracle(&tensors, OracleSettings { count: 4, ..OracleSettings::default() })?;
+//! let replays = [
+//!     replay(demands.trace(), Policy::Reactive(Rule::Lru), 6, Accounting::Strict)?,
+//!     replay(demands.trace(), Policy::Evict, 6, Accounting::Strict)?,
+//!     destroy_tokens(&tensors, &demands, TokenPolicy::SnapKv(SnapKv::default()), 6 * 16)?,
+//! ];
+//! let qualities = judge(&tensors, demands.trace(), &replays)?;
+//! for (replay, quality) in replays.iter().zip(&qualities) {
+//!     println!("{} missed, output error {}", replay.outcome.miss_rate(), quality.output_error());
+//! }
+//! assert!(qualities[0].lost_mass() <= qualities[1].lost_mass());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Accounting
 //! [`Accounting::Strict`] is what the live cache counts: a hard budget at every moment, the last page always resident, and the first
 //! decode demand of a page that prefill left in the reservoir a compulsory miss. [`Accounting::Paper`] is that of WakeKV's published
-//! simulator (arXiv 2610.02713), so that its numbers can be set beside: prefill does not count, a head's first demand for a page is free, and
-//! a head may hold more pages than its budget until the step ends.
+//! simulator (arXiv 2610.02713), so that its numbers can be set beside: prefill does not count, a head's first demand for a page
+//! is free, and a head may hold more pages than its budget until the step ends.
 //!
 //! ```
 //! use wakekv::sim::{Accounting, Policy, Rule, run};
@@ -37,16 +72,23 @@
 
 mod belady;
 mod evict;
+mod flexicache;
 mod frozen;
 mod head;
 pub mod metrics;
 mod moving;
 mod outcome;
 mod paper;
+mod quality;
+mod replay;
 mod rule;
+pub mod tokens;
 
+pub use flexicache::{FlexiCache, flexicache};
 pub use frozen::Split;
-pub use outcome::{HeadOutcome, Outcome, Point, at_memory};
+pub use outcome::{Bandwidths, HeadOutcome, Outcome, Point, Traffic, at_memory};
+pub use quality::{HeadQuality, Quality, judge};
+pub use replay::{Replay, replay};
 
 use crate::residency::{Arc, BalanceSettings, Frequency, Lru, S3Fifo, Sieve};
 use crate::table::TableError;
@@ -123,6 +165,18 @@ pub enum SimError {
         /// Heads of the trace.
         heads: usize,
     },
+    /// The tensors are not those of the trace's run.
+    #[error("tensors: {reason}")]
+    Tensors {
+        /// What does not fit.
+        reason: &'static str,
+    },
+    /// A policy looks at queries that were not recorded.
+    #[error("the queries from token {first} on are looked at: record more of the prompt's last ones")]
+    Unobserved {
+        /// The first of them.
+        first: usize,
+    },
     /// A policy that is not defined under the paper's accounting.
     #[error("{policy} is not defined under the paper's accounting")]
     Undefined {
@@ -139,21 +193,15 @@ pub enum SimError {
 /// # Errors
 /// [`SimError`]; a trace from a [`Recorder`](crate::trace::Recorder) is refused only for its budget or its split.
 pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Accounting) -> Result<Outcome, SimError> {
-    let least = match accounting {
-        Accounting::Strict => trace.shape().pins.ways(),
-        Accounting::Paper => 1,
-    };
-    if budget < least {
-        return Err(SimError::Budget { budget, least });
-    }
+    check_budget(trace, budget, accounting)?;
     match (policy, accounting) {
         (Policy::Belady, _) => Ok(belady::per_head(trace, budget, accounting)),
         (Policy::PooledBelady, _) => Ok(belady::pooled(trace, budget, accounting)),
         (Policy::Frozen(split), _) => frozen::run(trace, split, budget, accounting),
         (Policy::Full, Accounting::Strict) => rule::run::<Lru>(trace, usize::MAX),
-        (Policy::Full, Accounting::Paper) => paper::run::<Lru>(trace, usize::MAX, false),
-        (Policy::Evict, Accounting::Strict) => evict::run(trace, budget),
-        (Policy::Evict, Accounting::Paper) => paper::run::<Lru>(trace, budget, true),
+        (Policy::Full, Accounting::Paper) => Ok(paper::run::<Lru>(trace, usize::MAX, false)?.0),
+        (Policy::Evict, Accounting::Strict) => Ok(evict::run(trace, budget)?.0),
+        (Policy::Evict, Accounting::Paper) => Ok(paper::run::<Lru>(trace, budget, true)?.0),
         (Policy::Reactive(rule), Accounting::Strict) => match rule {
             Rule::Lru => rule::run::<Lru>(trace, budget),
             Rule::Frequency => rule::run::<Frequency>(trace, budget),
@@ -161,7 +209,7 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
             Rule::Sieve => rule::run::<Sieve>(trace, budget),
             Rule::Arc => rule::run::<Arc>(trace, budget),
         },
-        (Policy::Reactive(Rule::Lru), Accounting::Paper) => paper::run::<Lru>(trace, budget, false),
+        (Policy::Reactive(Rule::Lru), Accounting::Paper) => Ok(paper::run::<Lru>(trace, budget, false)?.0),
         (Policy::Reactive(_), Accounting::Paper) => Err(SimError::Undefined { policy: "a rule other than LRU" }),
         (Policy::Moving(rule, settings), Accounting::Strict) => match rule {
             Rule::Lru => moving::run::<Lru>(trace, budget, settings),
@@ -172,4 +220,12 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
         },
         (Policy::Moving(..), Accounting::Paper) => Err(SimError::Undefined { policy: "moving ways" }),
     }
+}
+
+fn check_budget(trace: &Trace, budget: usize, accounting: Accounting) -> Result<(), SimError> {
+    let least = match accounting {
+        Accounting::Strict => trace.shape().pins.ways(),
+        Accounting::Paper => 1,
+    };
+    if budget < least { Err(SimError::Budget { budget, least }) } else { Ok(()) }
 }

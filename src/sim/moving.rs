@@ -13,7 +13,7 @@ pub(super) fn run<R: Replacement>(
     settings: BalanceSettings,
 ) -> Result<Outcome, SimError> {
     let shape = trace.shape();
-    let mut heads: Vec<Head<R>> = trace.heads().iter().map(|_| Head::new()).collect();
+    let mut heads: Vec<Head<R>> = trace.heads().iter().map(|_| Head::new(shape)).collect();
     // What each head may own; a head that is still short of it takes ways as its pages open.
     let mut budgets = vec![budget; heads.len()];
     let mut balancer = Balancer::new(heads.len(), settings);
@@ -50,5 +50,5 @@ pub(super) fn run<R: Replacement>(
             }
         }
     }
-    Ok(Outcome { heads: heads.into_iter().map(|head| head.outcome).collect() })
+    Ok(Outcome { shape: *shape, heads: heads.into_iter().map(|head| head.outcome).collect() })
 }

@@ -2,25 +2,40 @@
 
 use crate::stats::{Counts, PhaseCounts};
 use crate::table::{Phase, Tally};
+use crate::trace::Shape;
 
 /// What one head came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct HeadOutcome {
     /// Demands, hits, misses and evictions. Bytes are not counted: they are misses × the bytes of a page.
     pub counts: PhaseCounts,
     /// Decode steps.
     pub steps: u64,
-    /// Pages resident at the end of a decode step, summed over decode steps.
-    pub resident: u64,
-    /// The most pages resident at the end of a decode step.
-    pub peak: u64,
+    /// Tokens that there is room for on the device at the end of a decode step, summed over decode steps. A page is room for all
+    /// its tokens.
+    pub resident_tokens: u64,
+    /// The most such tokens.
+    pub peak_tokens: u64,
     /// Attention mass of the demanded pages over decode steps, where the trace knows it.
     pub mass: f64,
     /// Of that, the mass of pages that were not resident when the step asked.
     pub missed_mass: f64,
     /// Pages that were moved to the device at a refresh, without having been asked for.
     pub refreshed: u64,
+    /// Missed pages that were not fetched: because they had been destroyed, or because the policy reads what it has chosen itself.
+    pub unserved: u64,
+    /// What the decode steps moved, one by one.
+    pub traffic: Vec<Traffic>,
+}
+
+/// What one head moved in one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Demanded pages that were resident: attention can begin with them.
+    pub hits: u32,
+    /// Pages that were moved to the device, as a miss or by a refresh.
+    pub fetched: u32,
 }
 
 impl HeadOutcome {
@@ -32,22 +47,61 @@ impl HeadOutcome {
         counts.capacity += u64::from(tally.capacity);
         counts.overflow += u64::from(tally.overflow);
         counts.evictions += u64::from(tally.evictions);
+        if phase == Phase::Decode {
+            let step = self.step_at_hand();
+            step.hits += tally.hits;
+            step.fetched += tally.compulsory + tally.capacity;
+        }
     }
 
-    /// A decode step has ended with so many pages resident.
-    pub(super) fn end_step(&mut self, resident: usize) {
+    /// Of the misses that the decode step at hand has counted, so many are not fetched.
+    pub(super) fn leave_unserved(&mut self, pages: u32) {
+        self.unserved += u64::from(pages);
+        let step = self.step_at_hand();
+        step.fetched = step.fetched.saturating_sub(pages);
+    }
+
+    /// The decode step at hand has moved so many pages to the device that it did not ask for.
+    pub(super) fn refresh(&mut self, pages: u32) {
+        self.refreshed += u64::from(pages);
+        self.step_at_hand().fetched += pages;
+    }
+
+    /// A decode step has ended with room for so many tokens taken.
+    pub(super) fn end_step(&mut self, resident_tokens: usize) {
+        self.step_at_hand();
         self.steps += 1;
-        self.resident += resident as u64;
-        self.peak = self.peak.max(resident as u64);
+        self.resident_tokens += resident_tokens as u64;
+        self.peak_tokens = self.peak_tokens.max(resident_tokens as u64);
+    }
+
+    /// The entry of the decode step that has not ended.
+    fn step_at_hand(&mut self) -> &mut Traffic {
+        let at = self.steps as usize;
+        if self.traffic.len() <= at {
+            self.traffic.resize(at + 1, Traffic::default());
+        }
+        &mut self.traffic[at]
     }
 }
 
 /// What a policy came to at a budget.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Outcome {
+    /// What was replayed.
+    pub shape: Shape,
     /// Per head, in the trace's order.
     pub heads: Vec<HeadOutcome>,
+}
+
+/// How fast bytes move, for [`Outcome::stall_bytes`]. Only the ratio matters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bandwidths {
+    /// Bytes per second from the reservoir to the device.
+    pub fetch: f64,
+    /// Bytes of keys and values per second that attention reads on the device.
+    pub attention: f64,
 }
 
 impl Outcome {
@@ -76,14 +130,38 @@ impl Outcome {
         self.heads.iter().map(|head| head.missed_mass).sum::<f64>() / steps.max(1) as f64
     }
 
-    /// Pages resident at the end of a decode step, summed over heads, mean over steps.
+    /// Tokens that there is room for on the device at the end of a decode step, summed over heads, mean over steps.
+    pub fn resident_tokens(&self) -> f64 {
+        self.heads.iter().map(|head| head.resident_tokens as f64 / head.steps.max(1) as f64).sum()
+    }
+
+    /// The same in pages, which token-level policies hold fractions of.
     pub fn resident_mean(&self) -> f64 {
-        self.heads.iter().map(|head| head.resident as f64 / head.steps.max(1) as f64).sum()
+        self.resident_tokens() / self.shape.page_tokens as f64
     }
 
     /// The most pages that each head held at the end of a decode step, summed over heads.
     pub fn resident_peak(&self) -> u64 {
-        self.heads.iter().map(|head| head.peak).sum()
+        self.heads.iter().map(|head| head.peak_tokens.div_ceil(self.shape.page_tokens as u64)).sum()
+    }
+
+    /// Bytes per decode step that attention has to wait for: fetched, but not while attention was over the pages that hit.
+    ///
+    /// In each step and layer the pages that hit are attended first, at `attention` bytes per second. Meanwhile `fetch` × that time
+    /// bytes arrive. What is still missing then is waited for: max(0, fetched − hits × fetch / attention) × `page_bytes`, summed
+    /// over layers, mean over steps. Divided by `fetch` it is a time.
+    pub fn stall_bytes(&self, page_bytes: usize, bandwidths: Bandwidths) -> f64 {
+        let hidden = bandwidths.fetch / bandwidths.attention;
+        let steps = self.heads.iter().map(|head| head.traffic.len()).max().unwrap_or(0);
+        let mut pages = 0.0;
+        for layer in self.heads.chunks(self.shape.heads_per_layer.max(1)) {
+            for step in 0..steps {
+                let moved = layer.iter().filter_map(|head| head.traffic.get(step));
+                let (hits, fetched) = moved.fold((0, 0), |sum, moved| (sum.0 + moved.hits, sum.1 + moved.fetched));
+                pages += (f64::from(fetched) - f64::from(hits) * hidden).max(0.0);
+            }
+        }
+        pages * page_bytes as f64 / steps.max(1) as f64
     }
 
     /// Where this lies in a chart of miss rate against memory.

@@ -8,9 +8,11 @@ use crate::trace::{Stream, Trace};
 
 /// A head begins decode with nothing on the device and nothing in the reservoir. The first demand for a page puts it on the device
 /// and is free. Within a step nothing has to go; after it the oldest pages do, until `budget` are left. If `destroy`, they miss for ever.
-pub(super) fn run<R: Replacement>(trace: &Trace, budget: usize, destroy: bool) -> Result<Outcome, SimError> {
+/// Beside the outcome returns what the heads could read.
+pub(super) fn run<R: Replacement>(trace: &Trace, budget: usize, destroy: bool) -> Result<(Outcome, Trace), SimError> {
     let heads = trace.heads().iter().map(|stream| run_head::<R>(trace, stream, budget, destroy));
-    Ok(Outcome { heads: heads.collect::<Result<_, _>>()? })
+    let (heads, reads) = heads.collect::<Result<(Vec<_>, Vec<_>), _>>()?;
+    Ok((Outcome { shape: *trace.shape(), heads }, trace.with_heads(reads)))
 }
 
 fn run_head<R: Replacement>(
@@ -18,12 +20,18 @@ fn run_head<R: Replacement>(
     stream: &Stream,
     budget: usize,
     destroy: bool,
-) -> Result<HeadOutcome, SimError> {
-    let mut head = Head::<R>::new();
+) -> Result<(HeadOutcome, Stream), SimError> {
+    let mut head = Head::<R>::new(trace.shape());
+    let mut reads = Stream::new();
     let (mut seen, mut alive) = (Vec::new(), Vec::new());
     let mut oldest: Vec<(u64, u32)> = Vec::new();
-    for (step, mark) in trace.marks().iter().enumerate().filter(|(_, mark)| mark.phase == Phase::Decode) {
+    for (step, mark) in trace.marks().iter().enumerate() {
         let demand = stream.demand(step);
+        if mark.phase == Phase::Prefill {
+            reads.extend(demand, &[]);
+            reads.end_step(None);
+            continue;
+        }
         seen.resize(trace.shape().pages(mark.end()), false);
         // Nobody holds a page before it is demanded, and no demand may find the ways taken.
         while head.table.ways() <= head.table.resident() + demand.len() {
@@ -37,6 +45,7 @@ fn run_head<R: Replacement>(
         let masses = stream.masses(step).unwrap_or(&[]);
         alive.clear();
         let mut tally = Tally::default();
+        let mut lost = 0;
         for (index, &page) in demand.iter().enumerate() {
             let mass = f64::from(masses.get(index).copied().unwrap_or(0.0));
             head.outcome.mass += mass;
@@ -44,6 +53,7 @@ fn run_head<R: Replacement>(
                 tally.capacity += 1;
                 head.outcome.missed_mass += mass;
                 if destroy {
+                    lost += 1;
                     continue;
                 }
             } else {
@@ -69,7 +79,10 @@ fn run_head<R: Replacement>(
             tally.evictions = excess as u32;
         }
         head.outcome.count(Phase::Decode, demand.len(), tally);
-        head.outcome.end_step(head.table.resident());
+        head.outcome.leave_unserved(lost);
+        head.end_step();
+        reads.extend(&alive, &[]);
+        reads.end_step(None);
     }
-    Ok(head.outcome)
+    Ok((head.outcome, reads))
 }

@@ -6,9 +6,9 @@ use crate::residency::Replacement;
 use crate::trace::Trace;
 
 pub(super) fn run<R: Replacement>(trace: &Trace, budget: usize) -> Result<Outcome, SimError> {
-    let mut outcome = Outcome::default();
+    let mut outcome = Outcome { shape: *trace.shape(), heads: Vec::new() };
     for stream in trace.heads() {
-        let mut head = Head::<R>::new();
+        let mut head = Head::<R>::new(trace.shape());
         head.reserve(trace.shape(), trace.marks(), stream, budget);
         for (step, mark) in trace.marks().iter().enumerate() {
             head.open(trace.shape(), mark, budget)?;

@@ -39,8 +39,28 @@ impl Writer {
         shape: &[u64],
         values: impl IntoIterator<Item = T>,
     ) -> Result<(), TraceError> {
+        self.packed(CompressionMethod::Deflated, name, shape, values)
+    }
+
+    /// The same without compression, for numbers that do not compress.
+    pub(super) fn plain_array<T: AutoSerialize>(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        values: impl IntoIterator<Item = T>,
+    ) -> Result<(), TraceError> {
+        self.packed(CompressionMethod::Stored, name, shape, values)
+    }
+
+    fn packed<T: AutoSerialize>(
+        &mut self,
+        method: CompressionMethod,
+        name: &str,
+        shape: &[u64],
+        values: impl IntoIterator<Item = T>,
+    ) -> Result<(), TraceError> {
         let failed = |source| TraceError::Io { what: format!("{}: {name}", self.what), source };
-        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated).large_file(true);
+        let options = SimpleFileOptions::default().compression_method(method).large_file(true);
         self.zip
             .start_file(npz::file_name_from_array_name(name), options)
             .map_err(|error| failed(IoError::other(error)))?;

@@ -3,24 +3,37 @@
 //! A [`Trace`] comes from a live cache through a [`Recorder`], or is pushed step by step. [`sim`](crate::sim) replays it under other
 //! policies and budgets.
 //!
+//! [`Tensors`] hold what a run's attention was computed from.
+//!
 //! With the cargo feature `trace` runs can be kept on disk, as arrays in the npz format with a description beside them in JSON: traces by
-//! `Trace::save` and `Trace::load`, and the attention of single tokens as a `Log` in the format of WakeKV (arXiv 2610.02713).
+//! `Trace::save` and `Trace::load`, tensors likewise, and the attention of single tokens as a `Log` in the format of WakeKV (arXiv
+//! 2610.02713).
 
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "trace")]
 mod arrays;
+mod demands;
+mod lane;
 #[cfg(feature = "trace")]
 mod log;
 mod recorder;
 #[cfg(feature = "trace")]
 mod saved;
 mod stream;
+mod tensors;
+#[cfg(feature = "trace")]
+mod tensors_saved;
 
+pub(crate) use demands::greatest;
+pub use demands::{Demands, OracleSettings, Worth};
+pub(crate) use lane::Lane;
 #[cfg(feature = "trace")]
 pub use log::{Array, Lanes, Log, Meta};
 pub use recorder::Recorder;
 pub use stream::Stream;
+pub use tensors::Tensors;
+pub(crate) use tensors::{dot, softmax};
 
 use crate::table::{Phase, Pins, Tally};
 
@@ -107,6 +120,55 @@ pub enum TraceError {
         /// Heads of the trace.
         heads: usize,
     },
+    /// Tensors of a layer that the model does not have.
+    #[error("layer {layer}, but there are {layers}")]
+    Layer {
+        /// The layer.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A tensor is not a whole number of rows, or not as long as the one it goes with.
+    #[error("{tensor} have {len} elements, which is not what rows of {row} make")]
+    Rows {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its elements.
+        len: usize,
+        /// Elements of a row; of the other tensor, if the two differ.
+        row: usize,
+    },
+    /// A number is none, or too large for half precision.
+    #[error("{tensor} hold {value}, which half precision cannot")]
+    Half {
+        /// Which tensor.
+        tensor: &'static str,
+        /// The number.
+        value: f32,
+    },
+    /// Queries do not follow those before them.
+    #[error("layer {layer}: queries begin at token {start}, but must at {expected}")]
+    Queries {
+        /// The layer.
+        layer: usize,
+        /// The first token of what would be kept.
+        start: usize,
+        /// The one that comes next.
+        expected: usize,
+    },
+    /// Attention of a query that was not kept, or over keys that are not there.
+    #[error("layer {layer}, query head {query_head}: the query of token {token} or a key up to it was not recorded")]
+    Unknown {
+        /// The layer.
+        layer: usize,
+        /// The query head.
+        query_head: usize,
+        /// The token.
+        token: usize,
+    },
+    /// Pages of no tokens.
+    #[error("page_tokens is 0, but must be at least 1")]
+    PageTokens,
     /// Reading or writing failed.
     #[cfg(feature = "trace")]
     #[error("{what}: {source}")]
@@ -215,6 +277,11 @@ impl Trace {
         }
         self.end_step(mark, None);
         Ok(())
+    }
+
+    /// The same steps with other demands: per head one list for each of them.
+    pub(crate) fn with_heads(&self, heads: Vec<Stream>) -> Trace {
+        Trace { shape: self.shape, marks: self.marks.clone(), heads }
     }
 
     fn check(&self, mark: Mark, demands: &[impl AsRef<[u32]>]) -> Result<(), TraceError> {

@@ -14,7 +14,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Stream { ends: Vec::new(), pages: Vec::new(), masses: Vec::new(), tallies: Vec::new() }
     }
 
@@ -57,12 +57,12 @@ impl Stream {
         Some(start..end)
     }
 
-    pub(super) fn extend(&mut self, pages: &[u32], masses: &[f32]) {
+    pub(crate) fn extend(&mut self, pages: &[u32], masses: &[f32]) {
         self.pages.extend_from_slice(pages);
         self.masses.extend_from_slice(masses);
     }
 
-    pub(super) fn end_step(&mut self, tally: Option<Tally>) {
+    pub(crate) fn end_step(&mut self, tally: Option<Tally>) {
         self.ends.push(self.pages.len());
         self.tallies.extend(tally);
     }

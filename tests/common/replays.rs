@@ -107,18 +107,33 @@ impl Scene {
     }
 
     pub fn replay(&mut self, captured: &CapturedStep) -> Result<(), Error> {
-        let (mut step, _) = self.step();
-        step.replay(captured)?;
-        step.finish()?;
+        self.fill();
+        self.run(Some(captured))?;
         self.compare();
+        Ok(())
+    }
+
+    /// Puts the next token's inputs where the step finds them.
+    pub fn fill(&mut self) {
+        self.tensors.fill(&self.cache.stream().clone(), &self.worlds, self.position);
+    }
+
+    /// The next token's step from begin to finish and no more, replayed or by calls; `fill` comes before, `compare` after.
+    pub fn run(&mut self, captured: Option<&CapturedStep>) -> Result<(), Error> {
+        let batch: Vec<_> = self.sequences.iter().map(|&(sequence, _)| (sequence, 1)).collect();
+        let mut step = self.cache.step(&batch)?;
+        match captured {
+            Some(captured) => step.replay(captured)?,
+            None => self.tensors.forward(&mut step)?,
+        }
+        step.finish()?;
         Ok(())
     }
 
     /// The next token by calls instead of a replay.
     pub fn call(&mut self) -> Result<(), Error> {
-        let (mut step, tensors) = self.step();
-        tensors.forward(&mut step)?;
-        step.finish()?;
+        self.fill();
+        self.run(None)?;
         self.compare();
         Ok(())
     }

@@ -26,6 +26,57 @@ const KERNEL_FLAGS: [&str; 11] = [
     "-DCUDA_HOST_SHIM",
 ];
 
+/// What `WAKEKV_SANITIZE` asks for: `address`, with checks for undefined behaviour, or `thread`.
+#[derive(Clone, Copy, PartialEq)]
+enum Sanitizer {
+    None,
+    Address,
+    Thread,
+}
+
+impl Sanitizer {
+    fn wanted() -> Sanitizer {
+        match std::env::var("WAKEKV_SANITIZE").as_deref() {
+            Ok("address") => Sanitizer::Address,
+            Ok("thread") => Sanitizer::Thread,
+            Ok(other) if !other.is_empty() => panic!("WAKEKV_SANITIZE is address or thread, not {other}"),
+            _ => Sanitizer::None,
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Sanitizer::None => &[],
+            Sanitizer::Address => &["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1"],
+            // Fences are no news to it; the kernels that have them have a barrier as well.
+            Sanitizer::Thread => &["-fsanitize=thread", "-Wno-tsan", "-O1"],
+        }
+    }
+
+    /// Instrumented attention takes long to compile, and its shapes differ by constants alone: here is one whose lanes all read, and
+    /// one in which some do not.
+    fn attention_flags(self) -> &'static [&'static str] {
+        if self == Sanitizer::None {
+            return &[];
+        }
+        &["-DWAKEKV_ATTEND=ATTEND_DIM(__half,f16,64) ATTEND_DIM(__nv_bfloat16,bf16,64) ATTEND_DIM(__half,f16,80)"]
+    }
+
+    /// Whether the bug is for the tests of this build: those of plain builds find it by wrong results, or the sanitizer has to.
+    fn plants(self, bug: &str) -> bool {
+        match self {
+            Sanitizer::None => bug != seeded::OUT_OF_BOUNDS,
+            Sanitizer::Address => bug == seeded::OUT_OF_BOUNDS,
+            Sanitizer::Thread => bug == seeded::MISSING_BARRIER,
+        }
+    }
+
+    /// See `simt/sanitizers.h`.
+    fn simt_flags(self) -> &'static [&'static str] {
+        if self == Sanitizer::Thread { &["-DWAKEKV_TSAN"] } else { self.flags() }
+    }
+}
+
 fn main() {
     let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -34,6 +85,8 @@ fn main() {
         println!("cargo:rerun-if-changed={}", watched.display());
     }
     println!("cargo:rerun-if-env-changed=WAKEKV_REQUIRE_ALL");
+    println!("cargo:rerun-if-env-changed=WAKEKV_SANITIZE");
+    println!("cargo:rustc-check-cfg=cfg(emulator_sanitizer, values(\"address\", \"thread\"))");
     let built = build(&here, &kernels, &out);
     if let Err(reason) = &built {
         let required = std::env::var_os("WAKEKV_REQUIRE_ALL").is_some_and(|value| value == "1");
@@ -55,20 +108,31 @@ fn build(here: &Path, kernels: &Path, out: &Path) -> Result<(), String> {
         return Err(format!("there is no C++ compiler: {} does not run", tool.path().display()));
     }
     let compiler = || Command::new(tool.path());
+    let sanitizer = Sanitizer::wanted();
+    match sanitizer {
+        Sanitizer::None => {}
+        Sanitizer::Address => println!("cargo:rustc-cfg=emulator_sanitizer=\"address\""),
+        Sanitizer::Thread => println!("cargo:rustc-cfg=emulator_sanitizer=\"thread\""),
+    }
 
     // From here on a failure is a mistake in the sources, and must not look like a missing compiler.
     let mut objects = Vec::new();
-    for source in sources(&here.join("simt"), "cpp").into_iter().chain(sources(&here.join("driver"), "cpp")) {
-        objects.push(compile(compiler().args(RUNTIME_FLAGS), &source, out));
+    for (folder, flags) in [("simt", sanitizer.simt_flags()), ("driver", sanitizer.flags())] {
+        for source in sources(&here.join(folder), "cpp") {
+            objects.push(compile(compiler().args(RUNTIME_FLAGS).args(flags), &source, out));
+        }
     }
     let shim = here.join("shim/cuda_host_shim.h");
-    let kernel_object = |source: &Path, out: &Path| {
-        compile(compiler().args(KERNEL_FLAGS).arg("-include").arg(&shim).args(["-x", "c++"]), source, out)
+    let kernel_object = |source: &Path, out: &Path, flags: &[&str]| {
+        let mut command = compiler();
+        command.args(KERNEL_FLAGS).args(sanitizer.flags()).args(flags).arg("-include").arg(&shim).args(["-x", "c++"]);
+        compile(&mut command, source, out)
     };
-    objects.extend(sources(kernels, "cu").iter().map(|source| kernel_object(source, out)));
-    link(compiler().arg("-Wl,-soname,libcuda.so"), &objects, &out.join("libcuda.so"));
+    let attention = sanitizer.attention_flags();
+    objects.extend(sources(kernels, "cu").iter().map(|source| kernel_object(source, out, attention)));
+    link(compiler().args(sanitizer.flags()).arg("-Wl,-soname,libcuda.so"), &objects, &out.join("libcuda.so"));
 
-    for bug in seeded::BUGS {
+    for bug in seeded::BUGS.iter().filter(|bug| sanitizer.plants(bug.name)) {
         let folder = out.join("seeded").join(bug.name);
         fs::create_dir_all(&folder).expect("the build folder is writable");
         for source in sources(kernels, "cu").into_iter().chain(sources(kernels, "cuh")) {
@@ -78,14 +142,11 @@ fn build(here: &Path, kernels: &Path, out: &Path) -> Result<(), String> {
                 assert_eq!(text.matches(bug.right).count(), 1, "seeded bug {}: not one place to plant it", bug.name);
                 text = text.replace(bug.right, bug.wrong);
             }
-            // One head dim shows a bug as well as five, and builds faster.
-            for dim in [80, 96, 128, 256] {
-                text = text.replace(&format!("ATTEND_DIM(T, type, {dim})"), "");
-            }
             fs::write(folder.join(name), text).expect("the build folder is writable");
         }
-        let object = kernel_object(&folder.join(bug.kernel), &folder);
-        link(&mut compiler(), &[object], &out.join(format!("{}.so", bug.name)));
+        // One head dim shows a bug as well as five, and builds faster.
+        let object = kernel_object(&folder.join(bug.kernel), &folder, &["-DWAKEKV_ATTEND=ATTEND_DIM(__half,f16,64)"]);
+        link(compiler().args(sanitizer.flags()), &[object], &out.join(format!("{}.so", bug.name)));
     }
     Ok(())
 }

@@ -41,6 +41,7 @@ pub struct Case {
     pub selection: Selection,
     pub pins: Pins,
     pub reselect_every: usize,
+    pub stickiness: f32,
     pub budget: Option<usize>,
     /// Pages that the reservoir holds.
     pub groups: usize,
@@ -75,7 +76,14 @@ impl Case {
             Wanted::All | Wanted::LargePages => Selection::All,
             Wanted::Explicit => Selection::Explicit { sink_pages, recent_pages },
             Wanted::TopPages => {
-                let digest = rng.pick(&[Digest::MinMax, Digest::KeySketch2]);
+                let digest = rng.pick(&[
+                    Digest::MinMax,
+                    Digest::CuboidMean,
+                    Digest::KeySketch2,
+                    Digest::RotatedSketch1,
+                    Digest::RotatedSketch2,
+                    Digest::RotatedSketch3,
+                ]);
                 Selection::TopPages { count: rng.below(6), sink_pages, recent_pages, digest }
             }
         };
@@ -91,6 +99,7 @@ impl Case {
             selection,
             pins,
             reselect_every: 1 + rng.below(3),
+            stickiness: rng.pick(&[0.0, 0.0, 0.5, 3.0]),
             budget,
             groups: rng.pick(&[12, 40, 100]),
             ways: rng.chance(50).then(|| budget.unwrap_or(20) + rng.below(20)),
@@ -106,6 +115,7 @@ impl Case {
     pub fn on_cuda(mut self, head_dims: &[usize]) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0x6E0);
         let g = self.geometry;
+        self.stickiness = 0.0; // which CUDA refuses
         self.geometry = Geometry::builder()
             .layers(g.layers())
             .kv_heads(g.kv_heads())
@@ -121,7 +131,8 @@ impl Case {
     /// All settings but the reservoir.
     pub fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder(self.geometry).selection(self.selection);
-        let builder = builder.reselect_every(self.reselect_every).scrub_on_free(self.scrub);
+        let builder = builder.reselect_every(self.reselect_every).stickiness(self.stickiness);
+        let builder = builder.scrub_on_free(self.scrub);
         let builder = match self.budget {
             Some(budget) => builder.pages_per_head(budget),
             None => builder,
@@ -158,6 +169,7 @@ impl Case {
             .device_pool(3 * bytes)
             .selection(self.selection)
             .reselect_every(self.reselect_every)
+            .stickiness(self.stickiness)
             .build(Cpu::new().threads(1))
             .unwrap()
     }

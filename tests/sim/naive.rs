@@ -142,7 +142,7 @@ fn replays_agree_with_naive_implementations() {
             assert_eq!(strict(Policy::Evict), evict(&trace, budget), "evict, seed {seed}, budget {budget}");
             for (policy, destroy) in [(Policy::Reactive(Rule::Lru), false), (Policy::Evict, true)] {
                 let outcome = run(&trace, policy, budget, Accounting::Paper).unwrap();
-                let got = (outcome.counts().misses(), outcome.heads[0].resident);
+                let got = (outcome.counts().misses(), outcome.heads[0].resident_tokens / 16);
                 assert_eq!(got, paper(&trace, budget, destroy), "{policy:?}, seed {seed}, budget {budget}");
             }
         }

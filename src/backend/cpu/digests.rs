@@ -1,7 +1,7 @@
 //! The digests of every page that the reservoir holds, at the page's host slot.
 
 use super::arena::Arena;
-use super::kernels::{DigestKernels, Isa, PageShape};
+use super::kernels::{DigestKernels, Isa, PageShape, Shelf};
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::selection::Digest;
@@ -43,8 +43,9 @@ impl Digests {
     /// # Safety
     /// Every host slot holds a digest, and nobody writes these meanwhile.
     pub(super) unsafe fn score(&self, queries: &[f32], hosts: &[u32], scores: &mut [f32]) {
+        let shelf = Shelf { base: self.arena.slot(0).cast_const(), stride: self.arena.slot_bytes(), slots: hosts };
         // SAFETY: slots lie inside the arena and hold digests of this kind, by the caller's promise.
-        unsafe { self.kernels.score(queries, |page| self.arena.slot(hosts[page]).cast_const(), scores) };
+        unsafe { self.kernels.score(queries, shelf, scores) };
     }
 
     /// Forgets a digest.

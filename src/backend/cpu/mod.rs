@@ -139,6 +139,7 @@ impl Device for Cpu {
         Ok(CpuBackend {
             geometry,
             selection: setup.selection,
+            stickiness: setup.stickiness,
             scrub_on_free: setup.scrub_on_free,
             parts: Parts {
                 arena,
@@ -166,6 +167,7 @@ impl Device for Cpu {
 pub struct CpuBackend {
     geometry: Geometry,
     selection: Selection,
+    stickiness: f32,
     scrub_on_free: bool,
     parts: Parts,
     threads: Threads,
@@ -268,9 +270,12 @@ impl Backend for CpuBackend {
         self.scratch.demand(lane)
     }
 
-    fn finish(&mut self, _plan: &StepPlan, counts: &mut StepCounts) -> Result<(), Error> {
+    fn finish(&mut self, plan: &StepPlan, counts: &mut StepCounts) -> Result<(), Error> {
         // A page that was sealed in this step may lose its way in the next one.
         self.parts.engine.settle()?;
+        if self.stickiness > 0.0 {
+            self.tables.keep_selections(plan);
+        }
         for (total, &step) in counts.heads.iter_mut().zip(&self.counts) {
             *total += step;
         }

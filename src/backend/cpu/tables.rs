@@ -13,6 +13,10 @@ pub(super) struct Head {
     pub table: HeadTable,
     /// The pages that were last selected for it, ascending, pinned ones left out.
     pub selected: Vec<u32>,
+    /// The same of the last step that has finished, where scores are sticky.
+    pub kept: Vec<u32>,
+    /// The step at hand has made a selection. One that prefills, or whose attention is left out, has not.
+    pub chosen: bool,
     /// A selection is due and has not been made, be it that the engine has left `attend` out in the step in which it fell due.
     pub selection_due: bool,
 }
@@ -46,6 +50,7 @@ impl Tables {
             *head = Head::default();
             head.table.reserve(pages, ways);
             head.selected.reserve(selected.min(pages));
+            head.kept.reserve(selected.min(pages));
         }
     }
 
@@ -83,8 +88,19 @@ impl Tables {
             for way in &plan.ways[entry.ways.clone()] {
                 heads[way.head as usize].table.grant(way.slot);
             }
+            heads.iter_mut().for_each(|head| head.chosen = false);
             if entry.reselect {
                 heads.iter_mut().for_each(|head| head.selection_due = true);
+            }
+        }
+    }
+
+    /// The step is final, and so are its selections.
+    pub(super) fn keep_selections(&mut self, plan: &StepPlan) {
+        for entry in &plan.entries {
+            let heads = &mut self.heads[sequence_range(entry.sequence, self.heads_per_sequence)];
+            for head in heads.iter_mut().filter(|head| head.chosen) {
+                head.kept.clone_from(&head.selected);
             }
         }
     }
@@ -108,7 +124,10 @@ impl Tables {
         let heads: usize = self
             .heads
             .iter()
-            .map(|head| size_of::<Head>() + head.table.table_bytes() + head.selected.capacity() * size_of::<u32>())
+            .map(|head| {
+                let lists = head.selected.capacity() + head.kept.capacity();
+                size_of::<Head>() + head.table.table_bytes() + lists * size_of::<u32>()
+            })
             .sum();
         let groups: usize = self.groups.iter().map(|groups| groups.capacity() * size_of::<u32>()).sum();
         heads + groups

@@ -47,8 +47,8 @@ const ROUNDS: usize = 7;
 
 impl Cache<CudaBackend> {
     /// Measures gather and DMA on this device, at the cache's page size and 1 to 4,096 pages, and has
-    /// [`FetchPath::Auto`](crate::FetchPath::Auto) go by it from now on. Takes some tens of milliseconds, no step may be under way on the stream
-    /// that is to be fast, and the pages of the cache are left alone.
+    /// [`FetchPath::Auto`](crate::FetchPath::Auto) go by it from now on. Takes some tens of milliseconds, no step may be under
+    /// way on the stream that is to be fast, and the pages of the cache are left alone.
     ///
     /// # Errors
     /// Memory for the measurement cannot be had, or the driver fails.
@@ -142,8 +142,8 @@ impl<'c> CopyTimer<'c> {
         write(self.counts.at(0), bytemuck::cast_slice(&[0, pages as u32, 0, 0]))?;
         let list = CopyList { copies: self.copies.at(0), counts: self.counts.at(0), first_room: 0, wave_room: 0 };
         self.start.record(&engine.stream).called("cuEventRecord")?;
-        // SAFETY: the list names pages of the timer's own memory, all of which outlives the wait below.
         match (path, direction) {
+            // SAFETY: the list names pages of the timer's own memory, all of which outlives the wait below.
             (CopyPath::Kernel, CopyDirection::Fetch) => unsafe {
                 engine.gather(kernels, &list, 1, &self.host, self.pool, 0)
             },

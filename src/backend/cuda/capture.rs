@@ -44,11 +44,11 @@ impl std::fmt::Debug for CapturedStep {
 
 impl Step<'_, CudaBackend> {
     /// Records the whole step as a CUDA graph without running it: `forward` appends and attends every layer, and may put kernels of its
-    /// own on [`Cache::stream`](crate::Cache::stream) between. The step is open afterwards as if nothing had been called; [`replay`](Self::replay) runs
-    /// it.
+    /// own on [`Cache::stream`](crate::Cache::stream) between. The step is open afterwards as if nothing had been called;
+    /// [`replay`](Self::replay) runs it.
     ///
-    /// Tensors have to lie at the same addresses in every replay. Slices whose context tracks events cannot be used, because the recording would wait for
-    /// events from outside of it.
+    /// Tensors have to lie at the same addresses in every replay. Slices whose context tracks events cannot be used, because the
+    /// recording would wait for events from outside of it.
     ///
     /// # Errors
     /// [`Error::Capture`] when the step is not a decode step with one new token per sequence, names its pages, or copies by
@@ -86,8 +86,8 @@ impl Step<'_, CudaBackend> {
     /// Runs a recorded step in place of all calls of this one: [`finish`](Self::finish) is next.
     ///
     /// # Errors
-    /// [`Error::Capture`] when the recording does not fit this step: more sequences, or longer ones, or memory that has moved. Nothing has changed then, and
-    /// the step can be recorded anew. Otherwise the driver's refusal; the step has failed then.
+    /// [`Error::Capture`] when the recording does not fit this step: more sequences, or longer ones, or memory that has moved.
+    /// Nothing has changed then, and the step can be recorded anew. Otherwise the driver's refusal; the step has failed then.
     pub fn replay(&mut self, captured: &CapturedStep) -> Result<(), Error> {
         self.check_untouched("replay")?;
         let (backend, _) = self.parts();

@@ -1,8 +1,9 @@
 //! The copy engine: a stream of its own, on which pages move between reservoir and device while the compute stream goes on.
 //!
 //! There are two paths. The *gather* kernels read the list of copies from device memory: no host is in the loop, and a step can be
-//! captured. *DMA* has the host read the list and ask the driver for one copy per contiguous run: the host waits for the device in each layer, but the
-//! multiprocessors are left to attention, and few or large pages move faster. Which is faster when is [`Crossover`]'s to say.
+//! captured. *DMA* has the host read the list and ask the driver for one copy per contiguous run: the host waits for the device
+//! in each layer, but the multiprocessors are left to attention, and few or large pages move faster. Which is faster when is
+//! [`Crossover`]'s to say.
 
 use std::sync::Arc;
 
@@ -43,8 +44,8 @@ impl Crossover {
     /// `Cache::calibrate` has measured the device at hand.
     pub(super) fn of_page(bytes: usize) -> Self {
         let pages = match bytes {
-            ..=16_384 => 48,
-            ..=32_768 => 128,
+            0..=16_384 => 48,
+            16_385..=32_768 => 128,
             _ => usize::MAX,
         };
         Crossover { fetch_pages: pages, mirror_pages: pages }
@@ -185,7 +186,8 @@ impl CopyEngine {
         Grid { blocks: (self.blocks, 1, 1), threads: GATHER_THREADS, shared: 0 }
     }
 
-    /// Has the host read a list of `waves` waves that may hold `capacity` copies. Waits for the copy stream, and with it for the kernel that has written the list.
+    /// Has the host read a list of `waves` waves that may hold `capacity` copies. Waits for the copy stream, and with it for the
+    /// kernel that has written the list.
     pub fn read(&mut self, list: &CopyList, waves: usize, capacity: usize) -> Result<HostList, Error> {
         let (counts, copies) = (waves * size_of::<u32>(), capacity * size_of::<PageCopy>());
         if self.read_back.bytes() < counts + copies {

@@ -2,6 +2,7 @@
 
 /// One file of kernels, compiled.
 #[derive(Debug)]
+#[allow(dead_code, reason = "without nvcc there are no images")]
 pub(crate) struct Image {
     /// Which of [`SOURCES`] it was made of.
     pub(crate) file: &'static str,
@@ -13,6 +14,7 @@ pub(crate) struct Image {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "without nvcc there are no images")]
 pub(crate) enum ImageKind {
     /// Machine code, for devices of the same major capability and at least its minor one.
     Cubin,
@@ -26,19 +28,22 @@ impl Image {
     }
 }
 
-/// The best image of a file for a device of this compute capability (10 · major + minor). `None` is to be compiled from its
-/// source.
-pub(crate) fn image_for(file: &str, capability: u32) -> Option<&'static Image> {
-    best(IMAGES.iter().filter(|image| image.file == file), capability)
+/// The images of all files for a device of this compute capability (10 · major + minor): machine code, and then what the driver compiles
+/// by itself, in case it is too old for the former. A set that lacks a file is left out.
+pub(super) fn sets_for(capability: u32) -> impl Iterator<Item = Vec<&'static [u8]>> {
+    [ImageKind::Cubin, ImageKind::Ptx].into_iter().filter_map(move |kind| {
+        let of_file = |file| IMAGES.iter().filter(move |image| image.file == file && image.kind == kind);
+        SOURCES.iter().map(|(file, _)| best(of_file(*file), capability).map(|image| image.bytes)).collect()
+    })
 }
 
-/// Machine code before PTX, then the newest.
+/// The newest that runs there; machine code before PTX.
 fn best<'a>(images: impl Iterator<Item = &'a Image>, capability: u32) -> Option<&'a Image> {
     images.filter(|image| image.runs_on(capability)).max_by_key(|image| (image.kind == ImageKind::Cubin, image.arch))
 }
 
 /// The driver reads images as structs.
-#[allow(dead_code)] // where there are no images
+#[allow(dead_code, reason = "without nvcc there are no images")]
 #[repr(C, align(16))]
 struct Aligned<T>(T);
 
@@ -72,6 +77,13 @@ mod tests {
         }
         assert_eq!(picked(110), Some((80, ImageKind::Ptx)));
         assert_eq!(picked(75), None);
+    }
+
+    #[test]
+    fn a_set_has_an_image_of_every_file_or_is_left_out() {
+        for capability in [75, 80, 86, 90, 110, 121] {
+            assert!(sets_for(capability).all(|set| set.len() == SOURCES.len()));
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(super) const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 const FREE_SHARED: usize = 48 << 10;
 
 impl Kernels {
-    pub fn load(context: &Arc<CudaContext>, images: &[Vec<u8>], geometry: &Geometry) -> Result<Self, Error> {
+    pub fn load(context: &Arc<CudaContext>, images: &[&[u8]], geometry: &Geometry) -> Result<Self, Error> {
         let modules: Vec<Module> = images.iter().map(|image| Module::load(context, image)).collect::<Result<_, _>>()?;
         let stored = match geometry.dtype() {
             DType::BF16 => "bf16",
@@ -87,9 +87,7 @@ unsafe impl Sync for Module {}
 impl Module {
     fn load(context: &Arc<CudaContext>, image: &[u8]) -> Result<Self, Error> {
         context.bind_to_thread().called("cuCtxSetCurrent")?;
-        // PTX is text, and has to end with a zero.
-        let image = [image, &[0]].concat();
-        // SAFETY: the image ends with a zero, and stays where it is during the call.
+        // SAFETY: an ELF file knows its length, and text ends with a zero, which all images do; they stay where they are during the call.
         let handle = unsafe { result::module::load_data(image.as_ptr().cast()) };
         let handle = handle.map_err(|error| Error::CudaKernels {
             reason: format!("the driver does not load the image: {}", super::driver::describe(error)),

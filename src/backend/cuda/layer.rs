@@ -7,8 +7,8 @@
 //!                               lose their ways)
 //! ```
 //!
-//! The next layer's append waits for all of the copy stream, because it uses the same lists and staging slots. A page that a mirror reads keeps
-//! its way until then, for ways change hands in the same layer only, a step later.
+//! The next layer's append waits for all of the copy stream, because it uses the same lists and staging slots. A page that a
+//! mirror reads keeps its way until then, for ways change hands in the same layer only, a step later.
 
 use std::f32::consts::LOG2_E;
 
@@ -19,6 +19,7 @@ use super::copies::{CopyDirection, HostList, Pool, order};
 use super::driver::Called;
 use super::kernels::{Grid, Parameter};
 use super::layout;
+use super::shape::append_shared;
 use super::tensor::{CudaTensor, CudaTensorMut, Lent};
 use crate::backend::StepPlan;
 use crate::error::Error;
@@ -89,7 +90,7 @@ impl CudaBackend {
         let grid = Grid {
             blocks: (count, self.geometry.kv_heads(), self.shape.entries),
             threads: APPEND_THREADS,
-            shared: 8 * self.geometry.head_dim(),
+            shared: append_shared(&self.geometry, self.selection),
         };
         let (dtype, first) = (k.dtype_code(), first as u32);
         let parameters: [&dyn Parameter; 11] =
@@ -177,15 +178,16 @@ impl CudaBackend {
         unsafe { self.kernels.demand.launch(&self.compute, lanes(self.demand_shared(&step)), &parameters) }
     }
 
-    /// Whether some entry may have to choose pages by their digests. In a layer that was left out when a selection was due, one that does not
-    /// reselect has to as well; a kernel without work costs little.
+    /// Whether some entry may have to choose pages by their digests. In a layer that was left out when a selection was due, one
+    /// that does not reselect has to as well; a kernel without work costs little.
     fn scores(&self, plan: &StepPlan) -> bool {
         let top = matches!(self.selection, Selection::TopPages { .. });
         top && (self.copies.capturing || plan.entries.iter().any(|entry| entry.phase == Phase::Decode))
     }
 
     /// Has the copy stream fetch what found a way, and mirror what has sealed. Pages that have lost their ways may be fetched in the very
-    /// step that seals them, so those are mirrored first; else attention does not wait for mirrors. The list is on the host where DMA has needed it.
+    /// step that seals them, so those are mirrored first; else attention does not wait for mirrors. The list is on the host where
+    /// DMA has needed it.
     fn start_copies(&mut self) -> Result<Option<HostList>, Error> {
         let step = self.shape;
         order(&self.compute, &self.events.decided, &self.engine.stream)?;
@@ -317,9 +319,13 @@ impl CudaBackend {
 
     fn kernel_digests(&self) -> layout::Digests {
         let kind = match self.selection.digest() {
-            None => 0,
-            Some(Digest::MinMax) => 1,
-            Some(Digest::KeySketch2) => 2,
+            None => layout::DIGEST_NONE,
+            Some(Digest::MinMax) => layout::DIGEST_MIN_MAX,
+            Some(Digest::KeySketch2) => layout::DIGEST_SKETCH,
+            Some(Digest::RotatedSketch1) => layout::DIGEST_ROTATED,
+            Some(Digest::RotatedSketch2) => layout::DIGEST_ROTATED + 1,
+            Some(Digest::RotatedSketch3) => layout::DIGEST_ROTATED + 2,
+            Some(Digest::CuboidMean) => layout::DIGEST_CUBOID,
         };
         layout::Digests { bytes: self.digests.at(0), stride: self.digest_stride() as u64, kind, unused: 0 }
     }

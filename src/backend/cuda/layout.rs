@@ -1,4 +1,5 @@
-//! The structs of `kernels/*.cu` and `*.cuh`, field for field. Addresses are device addresses.
+//! The structs and numbers of `kernels/*.cu` and `*.cuh`, field for field. Addresses are device addresses. The emulator's tests
+//! of the kernels include this very file.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,8 +7,8 @@ macro_rules! layout {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
         $(#[$doc])*
         #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default)]
-        pub(super) struct $name { $(pub $field: $ty),* }
+        #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+        pub struct $name { $(pub $field: $ty),* }
         const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$ty>())*, "no padding");
         // SAFETY: every field can be zero.
         unsafe impl Zeroable for $name {}
@@ -62,9 +63,25 @@ layout! {
 }
 
 /// A place of a page table without a way, with or without the flag that its page is cold.
-pub(super) const NO_WAY: u32 = 0x7fff_ffff;
-pub(super) const NONE: u32 = u32::MAX;
+pub const NO_WAY: u32 = 0x7fff_ffff;
+pub const NONE: u32 = u32::MAX;
 
-pub(super) const SELECT_ALL: u32 = 0;
-pub(super) const SELECT_TOP: u32 = 1;
-pub(super) const SELECT_LISTED: u32 = 2;
+pub const F32: u32 = 0;
+pub const F16: u32 = 1;
+pub const BF16: u32 = 2;
+
+pub const DIGEST_NONE: u32 = 0;
+pub const DIGEST_MIN_MAX: u32 = 1;
+pub const DIGEST_SKETCH: u32 = 2;
+/// Of one bit; those of two and three bits come next.
+pub const DIGEST_ROTATED: u32 = 3;
+pub const DIGEST_CUBOID: u32 = 6;
+
+pub const FAULT_NO_WAY: u32 = 1;
+pub const FAULT_NOT_THERE: u32 = 2;
+pub const FAULT_BAD_DEMAND: u32 = 3;
+pub const FAULT_TOO_MANY: u32 = 4;
+
+pub const SELECT_ALL: u32 = 0;
+pub const SELECT_TOP: u32 = 1;
+pub const SELECT_LISTED: u32 = 2;

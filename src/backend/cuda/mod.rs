@@ -18,10 +18,11 @@
 mod calibrate;
 mod capture;
 mod check;
+mod compile;
 mod copies;
 mod driver;
 mod frames;
-mod image;
+mod images;
 mod kernels;
 mod layer;
 mod layout;
@@ -60,7 +61,6 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::selection::{PageLists, Selection};
-use crate::stats::PhaseCounts;
 use crate::step::Step;
 use crate::table::{Phase, Pins};
 
@@ -295,7 +295,7 @@ impl CudaBackend {
 
     fn tell(&mut self, counts: &mut StepCounts) {
         for (total, collected) in counts.heads.iter_mut().zip(&mut self.collected.heads) {
-            *total += std::mem::replace(collected, PhaseCounts::default());
+            *total += std::mem::take(collected);
         }
     }
 

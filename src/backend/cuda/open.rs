@@ -14,7 +14,7 @@ use super::reservoir::HostPages;
 use super::scratch::Scratch;
 use super::shape::{StepShape, digest_stride, score_shared};
 use super::tables::Tables;
-use super::{Copies, CudaBackend, Staging, image};
+use super::{Copies, CudaBackend, Staging, compile, images};
 use crate::backend::{Device, Setup, StepCounts};
 use crate::error::Error;
 use crate::geometry::{DType, Geometry};
@@ -67,7 +67,7 @@ impl Cuda {
         Cuda {
             place,
             image: None,
-            kernel_cache: image::default_folder(),
+            kernel_cache: compile::default_folder(),
             fetch_path: FetchPath::Auto,
             copy_priority: None,
             copy_blocks: COPY_BLOCKS,
@@ -80,7 +80,9 @@ impl Cuda {
     /// A module image with all kernels (cubin, fat binary or PTX) instead of those that the crate was built with or compiles at first
     /// use.
     pub fn kernel_image(mut self, image: impl Into<Vec<u8>>) -> Self {
-        self.image = Some(image.into());
+        let mut image = image.into();
+        image.push(0); // PTX is text, and the driver takes a C string
+        self.image = Some(image);
         self
     }
 
@@ -155,18 +157,19 @@ impl Cuda {
 
     fn kernels(&self, context: &Arc<CudaContext>, geometry: &Geometry) -> Result<Kernels, Error> {
         if let Some(image) = &self.image {
-            return Kernels::load(context, std::slice::from_ref(image), geometry);
+            return Kernels::load(context, &[image], geometry);
         }
         let (major, minor) = context.compute_capability().called("cuDeviceGetAttribute")?;
         let capability = (10 * major + minor).max(0) as u32;
-        for images in image::built_in(capability) {
+        for images in images::sets_for(capability) {
             match Kernels::load(context, &images, geometry) {
                 Ok(kernels) => return Ok(kernels),
                 // Built by a compiler that is newer than the driver, as a rule.
                 Err(error) => tracing::warn!(%error, "built-in kernels do not load"),
             }
         }
-        Kernels::load(context, &image::compile(capability, self.kernel_cache.as_deref())?, geometry)
+        let images = compile::compile(capability, geometry, self.kernel_cache.as_deref())?;
+        Kernels::load(context, &images.iter().map(Vec::as_slice).collect::<Vec<_>>(), geometry)
     }
 }
 
@@ -189,6 +192,13 @@ impl Device for Cuda {
         if self.copy_blocks == 0 || self.copy_blocks > 65_535 {
             return refuse("copy_blocks", self.copy_blocks, "must be from 1 to 65,535");
         }
+        if setup.stickiness != 0.0 {
+            return refuse(
+                "stickiness",
+                setup.stickiness,
+                "must be 0 on CUDA, whose selection kernel does not know the last one",
+            );
+        }
         let slots = setup.device_slots as usize;
         let most = (STAGING_BYTES / geometry.page_bytes()).max(LEAST_STAGING_PAGES);
         let staging = self.staging_pages.unwrap_or(slots.clamp(LEAST_STAGING_PAGES, most));
@@ -201,8 +211,8 @@ impl Device for Cuda {
         }
         let (context, compute) = self.context()?;
         let kernels = self.kernels(&context, &geometry)?;
-        let stride = setup.selection.digest().map_or(0, |digest| digest_stride(digest, &geometry));
-        kernels.score.allow_shared(score_shared(&geometry, stride))?;
+        let stride = digest_stride(&geometry, setup.selection);
+        kernels.score.allow_shared(score_shared(&geometry, setup.selection))?;
         let multiprocessors = context
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .called("cuDeviceGetAttribute")?;

@@ -89,8 +89,8 @@ pub(super) fn enlarge(
     Ok(new)
 }
 
-/// Hands out regions of an array. Sizes are powers of two times a unit, so that a region that is given back fits the next sequence of that size; a
-/// larger one is halved where none fits.
+/// Hands out regions of an array. Sizes are powers of two times a unit, so that a region that is given back fits the next
+/// sequence of that size; a larger one is halved where none fits.
 #[derive(Debug)]
 struct Regions {
     /// Free regions of 2^i units, by their first unit.

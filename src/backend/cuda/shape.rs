@@ -182,32 +182,45 @@ impl CudaBackend {
 
     /// Shared memory of wakekv_score.
     pub(super) fn score_shared(&self) -> usize {
-        score_shared(&self.geometry, self.digest_stride())
+        score_shared(&self.geometry, self.selection)
     }
 
     pub(super) fn digest_stride(&self) -> usize {
-        self.selection.digest().map_or(0, |digest| digest_stride(digest, &self.geometry))
+        digest_stride(&self.geometry, self.selection)
     }
 }
 
-/// Shared memory of wakekv_score.
-pub(super) fn score_shared(geometry: &Geometry, stride: usize) -> usize {
+/// Shared memory of wakekv_append, in which a sealed page's digest is made.
+pub(super) fn append_shared(geometry: &Geometry, selection: Selection) -> usize {
     let dim = geometry.head_dim();
-    4 * geometry.group().max(4) * dim + 4 * (stride + 4 * dim)
+    if is_rotated(selection) { 4 * (17 * dim + geometry.page_tokens()) } else { 8 * dim }
+}
+
+fn is_rotated(selection: Selection) -> bool {
+    let digest = selection.digest();
+    matches!(digest, Some(Digest::RotatedSketch1 | Digest::RotatedSketch2 | Digest::RotatedSketch3))
+}
+
+/// Shared memory of wakekv_score: the queries, rotated sketches' copy of them, and per warp a digest and the queries in bytes.
+pub(super) fn score_shared(geometry: &Geometry, selection: Selection) -> usize {
+    let (dim, stride) = (geometry.head_dim(), digest_stride(geometry, selection));
+    let queries = 4 * geometry.group().max(4) * dim;
+    let copies = if is_rotated(selection) { 2 } else { 1 };
+    copies * queries + 4 * (stride + 4 * dim)
 }
 
 /// Bytes from one digest to the next.
-pub(super) fn digest_stride(digest: Digest, geometry: &Geometry) -> usize {
-    digest.bytes(geometry).next_multiple_of(16)
+pub(super) fn digest_stride(geometry: &Geometry, selection: Selection) -> usize {
+    selection.digest().map_or(0, |digest| digest.bytes(geometry).next_multiple_of(16))
 }
 
 /// A kernel's fault in words. None of them is the engine's doing.
 pub(super) fn describe_fault(fault: &layout::Fault, geometry: &Geometry) -> Error {
     let reason = match fault.kind {
-        1 => "no way was left for a page to open in",
-        2 => "a demanded page had not arrived when it was to be attended",
-        3 => "a demand was not an ascending list of pages that the head has",
-        4 => "a demand needed more waves than the step has",
+        layout::FAULT_NO_WAY => "no way was left for a page to open in",
+        layout::FAULT_NOT_THERE => "a demanded page had not arrived when it was to be attended",
+        layout::FAULT_BAD_DEMAND => "a demand was not an ascending list of pages that the head has",
+        layout::FAULT_TOO_MANY => "a demand needed more waves than the step has",
         _ => "an unknown fault",
     };
     let (head, kv_heads) = (fault.head as usize, geometry.kv_heads());

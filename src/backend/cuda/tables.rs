@@ -139,8 +139,8 @@ impl Tables {
         (!fits).then_some((ways.max(place.ways_room as usize), pages.max(place.pages_room as usize)))
     }
 
-    /// Makes room for all that the plan may need; `pages` are those that an entry's sequence has after it. What fails has changed nothing that
-    /// shows.
+    /// Makes room for all that the plan may need; `pages` are those that an entry's sequence has after it. What fails has changed
+    /// nothing that shows.
     pub fn reserve(
         &mut self,
         plan: &StepPlan,

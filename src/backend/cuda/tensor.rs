@@ -3,6 +3,7 @@
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use half::{bf16, f16};
 
+use super::layout;
 use crate::error::Error;
 use crate::geometry::DType;
 
@@ -51,9 +52,9 @@ impl Lent<'_> {
     /// The element type as the kernels number it.
     pub fn dtype_code(&self) -> u32 {
         match self.dtype {
-            DType::F32 => 0,
-            DType::F16 => 1,
-            DType::BF16 => 2,
+            DType::F32 => layout::F32,
+            DType::F16 => layout::F16,
+            DType::BF16 => layout::BF16,
         }
     }
 

@@ -1,10 +1,11 @@
 //! Whether a head has shifted: it reads other pages than before, and each of them steadily.
 //!
-//! The windows U = \[t − 16, t) and V = \[t, t + 16) are compared, for t every 4 steps. Only pages from 1 up to (context − 64) / 16 of U's start
-//! count (in tokens; at pages of 16), as one pool: the sink and what follows the local window are left out. A window is *quiet* when it
-//! demands fewer than 2 such pages per step in the mean. One quiet and the other not makes t a candidate. Else c is the smaller
-//! of the windows' mean κ within themselves; below 0.3 the head is incoherent and cannot shift; t is a candidate if the mean κ
-//! across the windows is below half of c. Two consecutive candidates are an event, after which 16 steps are left out.
+//! The windows U = \[t − 16, t) and V = \[t, t + 16) are compared, for t every 4 steps. Only pages from 1 up to (context − 64) /
+//! 16 of U's start count (in tokens; at pages of 16), as one pool: the sink and what follows the local window are left out. A
+//! window is *quiet* when it demands fewer than 2 such pages per step in the mean. One quiet and the other not makes t a
+//! candidate. Else c is the smaller of the windows' mean κ within themselves; below 0.3 the head is incoherent and cannot shift;
+//! t is a candidate if the mean κ across the windows is below half of c. Two consecutive candidates are an event, after which 16
+//! steps are left out.
 
 use super::overlap::{kappa, mean};
 

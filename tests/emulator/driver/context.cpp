@@ -23,6 +23,7 @@ int primary_context;  // its address is the handle
 std::mutex planted_lock;
 std::array<long, kFaults> planted{};  // operations left until the failure; 0 if none is planted
 std::string last_fault;
+std::map<std::string, size_t> calls;  // of functions that work in a context, by name
 
 }  // namespace
 
@@ -42,7 +43,11 @@ void break_context(CUresult error, const std::string& what) {
   last_fault = what;
 }
 
-CUresult enter() {
+CUresult enter(const char* call) {
+  {
+    std::lock_guard lock(planted_lock);
+    calls[call]++;
+  }
   if (!current_context) return INVALID_CONTEXT;
   if (meets(Fault::DeviceLost)) break_context(DEVICE_UNAVAILABLE, "the device is lost");
   return sticky();
@@ -148,10 +153,14 @@ API CUresult cuGetErrorName(CUresult error, const char** name) {
 }
 API CUresult cuGetErrorString(CUresult error, const char** text) { return cuGetErrorName(error, text); }
 
-// Hooks for tests, beside the API: plant a failure, read what broke the context, make a new start.
+// Hooks for tests, beside the API: plant a failure, count calls, read what broke the context, make a new start.
 API void fakecuda_plant(int fault, long nth) {
   std::lock_guard lock(planted_lock);
   planted[fault] = nth;
+}
+API size_t fakecuda_calls(const char* name) {
+  std::lock_guard lock(planted_lock);
+  return calls[name];
 }
 API size_t fakecuda_last_fault(char* text, size_t room) {
   std::lock_guard lock(planted_lock);

@@ -18,7 +18,7 @@ CUresult sticky();
 void break_context(CUresult error, const std::string& what);
 
 // For calls that need a context: an error, or SUCCESS. Also where a device can be lost.
-CUresult enter();
+CUresult enter(const char* call);
 
 void log(const std::string& line);
 
@@ -26,5 +26,5 @@ void log(const std::string& line);
 
 #define ENTER()                                                                 \
   do {                                                                          \
-    if (CUresult entered_ = ::driver::enter(); entered_ != SUCCESS) return entered_; \
+    if (CUresult entered_ = ::driver::enter(__func__); entered_ != SUCCESS) return entered_; \
   } while (0)

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "../simt/sanitizers.h"
 #include "context.h"
 #include "stream.h"
 
@@ -67,6 +68,8 @@ void* allocate(size_t bytes, Kind kind) {
     return nullptr;
   }
   memset(p, 0xff, bytes);
+  shim::forbid(first, size_t(p - first));
+  shim::forbid(p + bytes, round_up(bytes, kAlignment) - bytes);
   forget_freed(uintptr_t(p), bytes);
   live[uintptr_t(p)] = {bytes, kind};
   if (kind == Kind::Device) device_bytes_used += bytes;
@@ -79,7 +82,10 @@ void release_at(std::map<uintptr_t, Allocation>::iterator found) {
   if (allocation.kind == Kind::Device) device_bytes_used -= allocation.bytes;
   freed[address] = allocation.bytes;
   live.erase(found);
-  munmap(start_of_mapping(reinterpret_cast<void*>(address), allocation.bytes), mapped_bytes(allocation.bytes));
+  char* const start = start_of_mapping(reinterpret_cast<void*>(address), allocation.bytes);
+  const size_t mapped = mapped_bytes(allocation.bytes);
+  shim::allow(start, mapped);  // what is mapped there next is somebody else's
+  munmap(start, mapped);
 }
 
 bool release(void* p, Kind kind) {

@@ -13,49 +13,6 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 namespace shim {
 
-template <class F> inline void each_lane(uint32_t mask, F f) {
-  for (uint32_t left = mask; left; left &= left - 1) f(__builtin_ctz(left));
-}
-
-inline void exchange_nothing(Thread* const*, uint32_t) {}
-
-// A lane outside of the mask has nothing to offer: CUDA leaves the result undefined, here it is all ones, a NaN.
-inline void exchange_shuffle(Thread* const* lanes, uint32_t mask) {
-  each_lane(mask, [&](int i) {
-    Thread* t = lanes[i];
-    t->received = mask >> t->wanted & 1 ? lanes[t->wanted]->offered : ~0ull;
-  });
-}
-
-inline void exchange_ballot(Thread* const* lanes, uint32_t mask) {
-  uint32_t votes = 0;
-  each_lane(mask, [&](int i) { votes |= uint32_t(lanes[i]->offered != 0) << i; });
-  each_lane(mask, [&](int i) { lanes[i]->received = votes; });
-}
-
-inline void exchange_match(Thread* const* lanes, uint32_t mask) {
-  each_lane(mask, [&](int i) {
-    uint32_t same = 0;
-    each_lane(mask, [&](int j) { same |= uint32_t(lanes[j]->offered == lanes[i]->offered) << j; });
-    lanes[i]->received = same;
-  });
-}
-
-template <class Combine> inline void exchange_reduce(Thread* const* lanes, uint32_t mask, Combine combine) {
-  uint32_t total = uint32_t(lanes[__builtin_ctz(mask)]->offered);
-  each_lane(mask & (mask - 1), [&](int i) { total = combine(total, uint32_t(lanes[i]->offered)); });
-  each_lane(mask, [&](int i) { lanes[i]->received = total; });
-}
-inline void exchange_add(Thread* const* lanes, uint32_t mask) {
-  exchange_reduce(lanes, mask, [](uint32_t a, uint32_t b) { return a + b; });
-}
-inline void exchange_min(Thread* const* lanes, uint32_t mask) {
-  exchange_reduce(lanes, mask, [](uint32_t a, uint32_t b) { return b < a ? b : a; });
-}
-inline void exchange_max(Thread* const* lanes, uint32_t mask) {
-  exchange_reduce(lanes, mask, [](uint32_t a, uint32_t b) { return a < b ? b : a; });
-}
-
 template <class T> inline uint64_t offer(T value) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
   uint64_t bits = 0;

@@ -34,6 +34,15 @@ SHIM_EXPORT Block* current_block();
 using Exchange = void (*)(Thread* const* lanes, uint32_t mask);
 enum class Collective : uint8_t { Sync, Shuffle, Ballot, Match, Add, Min, Max };
 
+// In the runtime rather than in the kernels, for they touch what belongs to other lanes.
+SHIM_EXPORT void exchange_nothing(Thread* const* lanes, uint32_t mask);
+SHIM_EXPORT void exchange_shuffle(Thread* const* lanes, uint32_t mask);
+SHIM_EXPORT void exchange_ballot(Thread* const* lanes, uint32_t mask);
+SHIM_EXPORT void exchange_match(Thread* const* lanes, uint32_t mask);
+SHIM_EXPORT void exchange_add(Thread* const* lanes, uint32_t mask);
+SHIM_EXPORT void exchange_min(Thread* const* lanes, uint32_t mask);
+SHIM_EXPORT void exchange_max(Thread* const* lanes, uint32_t mask);
+
 // Returns when every lane of the mask has arrived at the same kind of collective.
 SHIM_EXPORT void warp_collective(Collective kind, Exchange exchange, uint32_t mask);
 

@@ -24,6 +24,7 @@ inline int __clz(int v) { return v ? __builtin_clz(unsigned(v)) : 32; }
 
 // The kernels are compiled without contraction, so plain operators round like these.
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

@@ -11,6 +11,7 @@ void Machine::release_barrier() {
     fibers[i].barrier_result = barrier_value;
   }
   in_barrier = 0;
+  barrier_turn++;
 }
 
 int block_barrier(Barrier kind, int predicate) {
@@ -30,11 +31,14 @@ int block_barrier(Barrier kind, int predicate) {
       case Barrier::Or: machine.barrier_value |= vote; break;
     }
   }
+  void* const order = machine.orders.barrier(machine.barrier_turn);
+  release(order);
   machine.in_barrier++;
   fiber.state = State::InBarrier;
   machine.release_barrier();
   // The last one to arrive stops as well: the scheduler decides who goes on first.
   machine.leave(fiber, fiber.state);
+  acquire(order);
   return fiber.barrier_result;
 }
 
@@ -63,14 +67,18 @@ void warp_collective(Collective kind, Exchange exchange, uint32_t mask) {
     machine.fail(misuse);
     machine.leave(fiber, State::Done);
   }
+  void* const order = machine.orders.meeting(unsigned(&warp - machine.warps.data()), unsigned(&meeting - warp.meetings), meeting.turn);
+  if (kind == Collective::Sync) release(order);
   meeting.arrived |= bit;
   if (meeting.arrived != mask) {
     machine.leave(fiber, State::InWarp);
-    return;
+  } else {
+    exchange(warp.lanes, mask);
+    for (uint32_t left = mask; left; left &= left - 1) static_cast<Fiber*>(warp.lanes[__builtin_ctz(left)])->state = State::Ready;
+    meeting.arrived = 0;
+    meeting.turn++;
   }
-  exchange(warp.lanes, mask);
-  for (uint32_t left = mask; left; left &= left - 1) static_cast<Fiber*>(warp.lanes[__builtin_ctz(left)])->state = State::Ready;
-  meeting.arrived = 0;
+  if (kind == Collective::Sync) acquire(order);
 }
 
 }  // namespace shim

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "sanitizers.h"
+
 #if !defined(__x86_64__)
 #error "switching stacks is written for x86-64 only"
 #endif
@@ -47,7 +49,9 @@ Stack::Stack() {
 }
 
 Stack::~Stack() {
-  if (low_) munmap(low_ - kGuardBytes, kStackBytes + kGuardBytes);
+  if (!low_) return;
+  allow(low_, kStackBytes);
+  munmap(low_ - kGuardBytes, kStackBytes + kGuardBytes);
 }
 
 Stack::Stack(Stack&& other) noexcept : low_(std::exchange(other.low_, nullptr)) {}

@@ -16,6 +16,7 @@ class Stack {
 
   // Prepares the stack so that the first switch to it calls `entry`, which must not return.
   void* prepare(void (*entry)()) const;
+  char* low() const { return low_; }
 
  private:
   char* low_;

@@ -82,6 +82,8 @@ std::string run_grid(const Kernel& kernel, dim3 blocks, dim3 threads, size_t sha
   machine.error.clear();
   machine.call = kernel.call;
   machine.parameters = parameters;
+  machine.scheduler_strand.begin_thread();
+  machine.orders.begin_launch();
   Schedule schedule(machine, policy);
   for (unsigned z = 0; z < blocks.z; z++) {
     for (unsigned y = 0; y < blocks.y; y++) {
@@ -89,10 +91,14 @@ std::string run_grid(const Kernel& kernel, dim3 blocks, dim3 threads, size_t sha
         machine.block = {{x, y, z}, threads, blocks, machine.shared.fresh(shared_bytes), shared_bytes};
         machine.begin_block(threads.x * threads.y * threads.z);
         schedule.run_block();
-        if (!machine.error.empty()) return machine.error;
+        if (!machine.error.empty()) {
+          machine.abandon_fibers();
+          return machine.error;
+        }
       }
     }
   }
+  machine.orders.end_launch();
   return {};
 }
 

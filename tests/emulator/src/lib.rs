@@ -37,14 +37,16 @@ pub struct Emulator {
 pub fn emulator() -> Option<&'static Emulator> {
     static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
     let emulator = EMULATOR.get_or_init(|| {
-        let missing = env!("WAKEKV_EMULATOR_MISSING");
-        if !missing.is_empty() {
-            assert!(std::env::var_os("WAKEKV_REQUIRE_ALL").is_none_or(|value| value != "1"), "{missing}");
-            return None;
-        }
+        let folder = match folder() {
+            Ok(folder) => folder,
+            Err(missing) => {
+                assert!(std::env::var_os("WAKEKV_REQUIRE_ALL").is_none_or(|value| value != "1"), "{missing}");
+                return None;
+            }
+        };
         // SAFETY: the library's initialisers only register kernels in its own tables. It is loaded globally, under the name that cudarc
         // will ask for, and never unloaded.
-        let library = unsafe { Library::open(Some(folder().join("libcuda.so")), RTLD_NOW | RTLD_GLOBAL) };
+        let library = unsafe { Library::open(Some(folder.join("libcuda.so")), RTLD_NOW | RTLD_GLOBAL) };
         Some(Emulator { library: library.expect("the driver that was just built loads"), sessions: Mutex::new(()) })
     });
     if emulator.is_none() {
@@ -53,8 +55,13 @@ pub fn emulator() -> Option<&'static Emulator> {
     emulator.as_ref()
 }
 
-fn folder() -> &'static Path {
-    Path::new(env!("WAKEKV_EMULATOR_DIR"))
+/// Where the driver and the seeded bugs are.
+///
+/// # Errors
+/// Why it could not be built.
+pub fn folder() -> Result<&'static Path, &'static str> {
+    let missing = env!("WAKEKV_EMULATOR_MISSING");
+    if missing.is_empty() { Ok(Path::new(env!("WAKEKV_EMULATOR_DIR"))) } else { Err(missing) }
 }
 
 impl Emulator {
@@ -143,7 +150,7 @@ impl Session {
 
     fn seeded_library(bug: &str) -> PathBuf {
         assert!(BUGS.iter().any(|known| known.name == bug), "there is no seeded bug {bug}");
-        folder().join(format!("{bug}.so"))
+        Path::new(env!("WAKEKV_EMULATOR_DIR")).join(format!("{bug}.so"))
     }
 
     /// The sizes of a kernel's parameters, in the library's kernels or in those with a planted bug. Empty if there is no such kernel.
@@ -206,6 +213,16 @@ impl Session {
             let hook = self.emulator.hook::<unsafe extern "C" fn(c_int, c_long)>("fakecuda_plant");
             hook(fault as c_int, nth as c_long)
         }
+    }
+
+    /// Calls of a function of the driver so far, by its exported name.
+    ///
+    /// # Panics
+    /// If the name holds a zero byte.
+    pub fn calls(&self, name: &str) -> usize {
+        let name = CString::new(name).expect("names hold no zero byte");
+        // SAFETY: the hook's type, and a string that ends with a zero byte.
+        unsafe { self.emulator.hook::<unsafe extern "C" fn(*const c_char) -> usize>("fakecuda_calls")(name.as_ptr()) }
     }
 
     /// What broke the context, in words. Empty if it is whole.

@@ -17,6 +17,8 @@ pub struct Bug {
 
 /// The bug that AddressSanitizer has to find, and nothing else can: it is built for it alone, and the others are not.
 pub const OUT_OF_BOUNDS: &str = "grant_out_of_bounds";
+/// The bug of a plain build that ThreadSanitizer has to find as well.
+pub const MISSING_BARRIER: &str = "attention_missing_barrier";
 
 /// All of them.
 pub const BUGS: &[Bug] = &[
@@ -58,7 +60,7 @@ pub const BUGS: &[Bug] = &[
     },
     // Warps' states are read before all of them are written.
     Bug {
-        name: "attention_missing_barrier",
+        name: MISSING_BARRIER,
         kernel: "attention.cu",
         file: "attention.cu",
         right: "  __syncthreads();\n  const u32 slot = a.wave == 0",
@@ -75,8 +77,8 @@ pub const BUGS: &[Bug] = &[
         name: "attention_page_off_by_one",
         kernel: "attention.cu",
         file: "attention.cu",
-        right: "const Place place = demand.places[list + i];",
-        wrong: "const Place place = demand.places[list + (i + 1 < to ? i + 1 : i)];",
+        right: "const Place& place = demand.places[list + i];",
+        wrong: "const Place& place = demand.places[list + (i + 1 < to ? i + 1 : i)];",
     },
     Bug {
         name: "attention_reads_unwritten",

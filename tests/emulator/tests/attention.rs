@@ -6,7 +6,7 @@ mod common;
 
 use attention::Case;
 use common::Gpu;
-use common::layout::{BF16, F16, F32};
+use common::layout::{F16, F32};
 use common::numbers::DType;
 use wakekv_emulator::Order;
 
@@ -88,14 +88,19 @@ fn sparse_demands_read_what_they_name() {
 #[test]
 fn chunks_of_new_tokens_see_what_is_before_them() {
     let Some(gpu) = Gpu::new() else { return };
-    for (dim, group, entries) in [
+    for (i, (dim, group, entries)) in [
         (64, 1, vec![(0, 17), (5, 1), (16, 30)]),
         (64, 3, vec![(0, 128)]),
         (128, 4, vec![(21, 9), (0, 16)]),
+        (80, 2, vec![(7, 11)]),
         (96, 7, vec![(3, 6)]),
         (256, 1, vec![(10, 12)]),
-    ] {
-        let case = Case { stored: DType(BF16), waves: 2, entries, ..decode(dim, 16, group) };
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let stored = DType::STORED[i % 2];
+        let case = Case { stored, waves: 2, entries, ..decode(dim, 16, group) };
         case.run(&gpu, dim as u64).unwrap();
     }
 }

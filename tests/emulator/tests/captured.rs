@@ -134,3 +134,34 @@ fn a_forward_pass_that_fails_or_stops_early_leaves_the_stream_usable() {
     let captured = scene.capture();
     scene.replay(&captured).unwrap();
 }
+
+/// Steps of a size that has been seen neither set memory aside nor wait for the device, whether they are called or replayed.
+#[test]
+fn steady_steps_allocate_pin_and_wait_for_nothing() {
+    let Some(device) = Device::new() else { return };
+    let mut scene = scene_on(&device, 6, 40, selection());
+    let captured = scene.capture();
+    // The frames of a step grow when it first seals a page.
+    for _ in 0..16 {
+        scene.replay(&captured).unwrap();
+    }
+    let names = [
+        "cuMemAlloc_v2",
+        "cuMemAllocAsync",
+        "cuMemFree_v2",
+        "cuMemHostAlloc",
+        "cuMemFreeHost",
+        "cuStreamSynchronize",
+        "cuCtxSynchronize",
+        "cuEventCreate",
+        "cuModuleLoadData",
+    ];
+    for replayed in [true, false].into_iter().cycle().take(6) {
+        let calls = |device: &Device| names.map(|name| device.session.calls(name));
+        scene.fill();
+        let before = calls(&device);
+        scene.run(replayed.then_some(&captured)).unwrap();
+        assert_eq!(calls(&device), before, "replayed: {replayed}, of {names:?}");
+        scene.compare();
+    }
+}

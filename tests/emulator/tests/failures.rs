@@ -158,7 +158,8 @@ fn a_cache_that_cannot_be_built_says_why_and_leaves_nothing_behind() {
 fn a_reservoir_that_cannot_be_pinned_in_the_background_stops_the_step_that_needs_it() {
     let Some(device) = Device::new() else { return };
     let world = World { geometry: geometry(), seed: 9 };
-    // The frames' four buffers and the copy engine's one are pinned before the reservoir or beside it; whichever refusal comes, it is typed.
+    // The frames' four buffers and the copy engine's one are pinned before the reservoir or beside it; whichever refusal comes,
+    // it is typed.
     for nth in 1..12 {
         device.session.plant(Fault::PinnedMemory, nth);
         let built = build(device.cuda().pin_in_background(true));

@@ -5,8 +5,9 @@ mod common;
 mod digests;
 
 use common::layout::{
-    CopyList, DIGEST_MIN_MAX, DIGEST_SKETCH, Demand, Digests, Entry, F16, F32, FAULT_BAD_DEMAND, Fault, Head, NONE,
-    PageCopy, SELECT_ALL, SELECT_LISTED, SELECT_TOP, Selection, Sequence, Shape, Staging, Tables,
+    CopyList, DIGEST_CUBOID, DIGEST_MIN_MAX, DIGEST_ROTATED, DIGEST_SKETCH, Demand, Digests, Entry, F16, F32,
+    FAULT_BAD_DEMAND, Fault, Head, NONE, PageCopy, SELECT_ALL, SELECT_LISTED, SELECT_TOP, Selection, Sequence, Shape,
+    Staging, Tables,
 };
 use common::numbers::{DType, normal};
 use common::{Buffer, Gpu};
@@ -93,6 +94,9 @@ fn shape(dim: usize, page_tokens: usize, kv_heads: u32, group: u32) -> Shape {
     Shape { kv_heads, group, page_tokens: page_tokens as u32, heads: kv_heads, first_head: 0, head_dim: dim as u32 }
 }
 
+const KINDS: [u32; 6] =
+    [DIGEST_MIN_MAX, DIGEST_CUBOID, DIGEST_SKETCH, DIGEST_ROTATED, DIGEST_ROTATED + 1, DIGEST_ROTATED + 2];
+
 /// Appends two chunks to two sequences, and compares slots, digests and mirror lists.
 fn append(gpu: &Gpu, stored: DType, tensor: DType, dim: usize, page_tokens: usize, kind: u32, resident: usize) {
     let (room, kv_heads) = (6, 3);
@@ -138,7 +142,7 @@ fn append(gpu: &Gpu, stored: DType, tensor: DType, dim: usize, page_tokens: usiz
             &format!("wakekv_append_{}", stored.name()),
             (room, kv_heads, 2),
             128,
-            8 * dim,
+            if digests::is_rotated(kind) { 4 * (17 * dim + page_tokens) } else { 8 * dim },
             &[
                 &heads.tables,
                 &heads.shape,
@@ -209,7 +213,7 @@ fn appended_tokens_lie_in_their_pages_and_full_pages_leave_digests() {
     let Some(gpu) = Gpu::new() else { return };
     for (i, (dim, page_tokens)) in [(64, 8), (80, 16), (96, 32), (128, 16), (256, 64)].into_iter().enumerate() {
         for (j, stored) in DType::STORED.into_iter().enumerate() {
-            for kind in [DIGEST_MIN_MAX, DIGEST_SKETCH] {
+            for kind in KINDS {
                 gpu.session.order(Order::ALL[(i + j) % 4]);
                 append(&gpu, stored, DType::ALL[(i + j) % 3], dim, page_tokens, kind, 6);
             }
@@ -256,7 +260,8 @@ fn select(gpu: &Gpu, stored: DType, dim: usize, group: usize, kind: u32, count: 
     let (device_q, scale) = (gpu.upload(&q), 0.125f32);
     let selection = Selection { mode: SELECT_TOP, count, sinks: pins.0, recent: pins.1 };
     let demand = DemandBuffers::new(gpu, 2 * kv_heads, pages + 2);
-    let shared = group.max(4) * dim * 4 + 4 * (stride + 4 * dim);
+    let rows = group.max(4) * dim * 4 * if digests::is_rotated(kind) { 2 } else { 1 };
+    let shared = rows + 4 * (stride + 4 * dim);
     gpu.launch(
         &format!("wakekv_score_{}", stored.name()),
         (3, kv_heads, 2),
@@ -360,7 +365,7 @@ fn the_best_pages_by_digest_are_selected() {
     let Some(gpu) = Gpu::new() else { return };
     for (i, (dim, group)) in [(64, 1), (80, 3), (96, 4), (128, 7), (256, 12)].into_iter().enumerate() {
         for (j, stored) in DType::STORED.into_iter().enumerate() {
-            for kind in [DIGEST_MIN_MAX, DIGEST_SKETCH] {
+            for kind in KINDS {
                 for count in [0, 1, 7, 30, 100] {
                     gpu.session.order(Order::ALL[(i + j) % 4]);
                     select(&gpu, stored, dim, group, kind, count, i as u64).unwrap();

@@ -1,7 +1,7 @@
 //! The residency kernels decide as `HeadTable` does: places, counters, tables and fetch lists, after every step.
 
 mod common;
-#[path = "common/world.rs"]
+#[path = "common/world/mod.rs"]
 mod world;
 
 use common::Gpu;

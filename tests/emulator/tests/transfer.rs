@@ -4,8 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::layout::{CopyList, NONE, PENDING, PageCopy, Place, Reservoir};
-use common::{Buffer, Gpu, Pinned};
+use common::layout::{CopyList, NONE, PageCopy, Place, Reservoir};
+use common::{Buffer, Gpu, PENDING, Pinned};
 
 /// Pages in the reservoir and in device slots, and a list of copies between them.
 struct Transfer {
@@ -80,7 +80,7 @@ impl Transfer {
 #[test]
 fn gathered_pages_arrive_in_their_slots() {
     let Some(gpu) = Gpu::new() else { return };
-    for (page_bytes, wave, blocks) in [(2048, 1, 1), (8192, 3, 4), (5120, 2, 16), (65536, 1, 2)] {
+    for (page_bytes, wave, blocks) in [(2048, 1, 1), (8192, 3, 4), (5120, 2, 16), (6144, 2, 3), (65536, 1, 2)] {
         let transfer = Transfer::new(&gpu, page_bytes, wave);
         transfer.gather(&gpu, &gpu.copy, wave, blocks);
         gpu.synchronize().unwrap();

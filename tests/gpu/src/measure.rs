@@ -140,7 +140,7 @@ fn pages(cuda: &Cuda, plan: &Plan, host_to_device: f64, report: &mut Report) -> 
                 timer.time(direction, path, count)?;
                 let times =
                     (0..5).map(|_| Ok(timer.time(direction, path, count)?.as_secs_f64())).collect::<Outcome<_>>()?;
-                *speed = (count * kib << 10) as f64 / median(times);
+                *speed = ((count * kib) << 10) as f64 / median(times);
             }
             let [gather, dma, mirror, mirror_dma] = speeds.map(|speed| speed / 1e9);
             let line =

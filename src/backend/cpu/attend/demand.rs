@@ -37,6 +37,7 @@ impl CpuBackend {
         let lanes = Shares::new(&mut self.scratch.lanes[..live]);
         let queries = Shares::new(&mut self.scratch.queries);
         let (geometry, parts, selection) = (&self.geometry, &self.parts, self.selection);
+        let stickiness = self.stickiness;
         let dim = geometry.head_dim();
         self.threads.run(live, &|_, task| {
             // SAFETY: each task runs once, and lanes have distinct heads and disjoint queries.
@@ -64,7 +65,9 @@ impl CpuBackend {
                         let host = |page: u32| {
                             groups[page as usize] * geometry.heads() as u32 + geometry.head(layer, lane.kv_head) as u32
                         };
-                        select(parts, pinned.between(), count, host, rows, &mut lane.scoring, &mut head.selected);
+                        let wanted = Wanted { candidates: pinned.between(), count, kept: &head.kept, stickiness };
+                        select(parts, wanted, host, rows, &mut lane.scoring, &mut head.selected);
+                        head.chosen = true;
                     }
                     // What has become pinned since the selection is demanded anyway.
                     lane.pages.extend(head.selected.iter().filter(|&&page| !pinned.contain(page)));
@@ -125,18 +128,28 @@ impl Pinned {
     }
 }
 
-/// The best `count` candidates, all of them sealed pages, by digest, ascending. NaN counts as the best, so that it shows in the output
+/// What a selection chooses from.
+struct Wanted<'a> {
+    /// Sealed pages.
+    candidates: Range<u32>,
+    count: usize,
+    /// Pages whose score is raised by `stickiness`.
+    kept: &'a [u32],
+    stickiness: f32,
+}
+
+/// The best `count` candidates by digest, ascending. NaN counts as the best, so that it shows in the output
 /// as it would without a selection; of equal scores the lower page wins.
 fn select(
     parts: &Parts,
-    candidates: Range<u32>,
-    count: usize,
+    wanted: Wanted<'_>,
     host: impl Fn(u32) -> u32,
     queries: &[f32],
     scoring: &mut Scoring,
     selected: &mut Vec<u32>,
 ) {
     let Scoring { hosts, scores, order } = scoring;
+    let Wanted { candidates, count, kept, stickiness } = wanted;
     selected.clear();
     if count >= candidates.len() {
         selected.extend(candidates);
@@ -149,6 +162,11 @@ fn select(
     scores.resize(hosts.len(), 0.0);
     // SAFETY: the candidates are sealed, so each has left a digest, and digests are written in `append` only.
     unsafe { digests.score(queries, hosts, scores) };
+    if stickiness > 0.0 {
+        for &page in kept.iter().filter(|page| candidates.contains(page)) {
+            scores[(page - candidates.start) as usize] += stickiness;
+        }
+    }
     for score in &mut *scores {
         if score.is_nan() {
             *score = f32::INFINITY;

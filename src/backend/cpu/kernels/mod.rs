@@ -23,7 +23,7 @@ mod state;
 mod tests;
 mod vector;
 
-pub(crate) use digest::DigestKernels;
+pub(crate) use digest::{DigestKernels, Shelf};
 pub(crate) use dispatch::Kernels;
 pub use isa::Isa;
 

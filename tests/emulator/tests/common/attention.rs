@@ -5,9 +5,9 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::common::gpu::Parameter;
-use super::common::layout::{Attention, Demand, Entry, FAULT_NOT_THERE, Fault, PENDING, Place, Shape};
+use super::common::layout::{Attention, Demand, Entry, FAULT_NOT_THERE, Fault, Place, Shape};
 use super::common::numbers::{DType, normal};
-use super::common::{Buffer, Gpu};
+use super::common::{Buffer, Gpu, PENDING};
 
 /// What is attended.
 #[derive(Clone, Debug)]

@@ -1,15 +1,29 @@
 //! Digests as the CPU backend defines them, one operation after the other.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
-use super::common::layout::DIGEST_MIN_MAX;
+#[path = "rotated.rs"]
+mod rotated;
+
+use super::common::layout::{DIGEST_CUBOID, DIGEST_MIN_MAX, DIGEST_ROTATED, DIGEST_SKETCH};
 use super::common::numbers::DType;
 
+pub fn is_rotated(kind: u32) -> bool {
+    (DIGEST_ROTATED..DIGEST_CUBOID).contains(&kind)
+}
+
 pub fn bytes(kind: u32, dim: usize, page_tokens: usize) -> usize {
+    if is_rotated(kind) {
+        return rotated::Layout::new(kind, dim, page_tokens).bytes();
+    }
     let bounds = 2 * dim * 2;
-    if kind == DIGEST_MIN_MAX { bounds } else { bounds + page_tokens * dim / 4 }
+    if kind != DIGEST_SKETCH { bounds } else { bounds + page_tokens * dim / 4 }
 }
 
 /// The digest of a page's keys, which are elements already.
 pub fn build(kind: u32, stored: DType, keys: &[f32], dim: usize) -> Vec<u8> {
+    if is_rotated(kind) {
+        return rotated::build(kind, keys, dim);
+    }
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for d in 0..dim {
         let channel = keys.iter().skip(d).step_by(dim);
@@ -17,6 +31,14 @@ pub fn build(kind: u32, stored: DType, keys: &[f32], dim: usize) -> Vec<u8> {
         let nan = if finite { 0.0 } else { f32::NAN };
         let lowest = channel.clone().fold(f32::INFINITY, |a, &b| if b < a { b } else { a }) + nan;
         let highest = channel.fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a }) + nan;
+        if kind == DIGEST_CUBOID {
+            let middle = (lowest + highest) * 0.5;
+            let sum = keys.iter().skip(d).step_by(dim).fold(0.0, |sum, key| sum + (key - middle).abs());
+            let deviation = sum * (1.0 / (keys.len() / dim) as f32);
+            first.push(stored.round(middle - deviation));
+            second.push(stored.round(middle + deviation));
+            continue;
+        }
         if kind == DIGEST_MIN_MAX {
             first.push(lowest);
             second.push(highest);
@@ -26,7 +48,7 @@ pub fn build(kind: u32, stored: DType, keys: &[f32], dim: usize) -> Vec<u8> {
         first.push(if scale.is_finite() { stored.round(lowest) } else { f32::NAN });
         second.push(if scale.is_finite() { scale } else { 0.0 });
     }
-    if kind == DIGEST_MIN_MAX {
+    if kind != DIGEST_SKETCH {
         return stored.encode(&[first, second].concat());
     }
     let stride = dim / 4;
@@ -44,6 +66,9 @@ pub fn build(kind: u32, stored: DType, keys: &[f32], dim: usize) -> Vec<u8> {
 
 /// Digests are equal to the bit, but one NaN is as good as another.
 pub fn compare(got: &[u8], want: &[u8], stored: DType, kind: u32, dim: usize, page_tokens: usize) {
+    if is_rotated(kind) {
+        return rotated::compare(got, want, &rotated::Layout::new(kind, dim, page_tokens));
+    }
     let codes = bytes(kind, dim, page_tokens) - 2 * dim * 2;
     assert_eq!(got[..codes], want[..codes], "codes");
     let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
@@ -53,11 +78,14 @@ pub fn compare(got: &[u8], want: &[u8], stored: DType, kind: u32, dim: usize, pa
 
 /// The largest score over the rows, each `dim` long and scaled; NaN if any is NaN.
 pub fn score(kind: u32, stored: DType, digest: &[u8], rows: &[f32], dim: usize, page_tokens: usize) -> f32 {
+    if is_rotated(kind) {
+        return rotated::score(kind, digest, rows, dim, page_tokens);
+    }
     let codes = bytes(kind, dim, page_tokens) - 2 * dim * 2;
     let elements = stored.decode(&digest[codes..]);
     let (first, second) = elements.split_at(dim);
     rows.chunks_exact(dim).fold(f32::NEG_INFINITY, |best, row| {
-        let score = if kind == DIGEST_MIN_MAX {
+        let score = if kind != DIGEST_SKETCH {
             in_lanes(dim, |d| {
                 let up = if 0.0 > row[d] { 0.0 } else { row[d] } * second[d];
                 up + if 0.0 < row[d] { 0.0 } else { row[d] } * first[d]
@@ -87,7 +115,7 @@ fn sketch_score(codes: &[u8], zero: &[f32], scale: &[f32], row: &[f32]) -> f32 {
 }
 
 /// A sum made in 8 lanes, which are then added in the CPU backend's order.
-fn in_lanes(dim: usize, term: impl Fn(usize) -> f32) -> f32 {
+pub(super) fn in_lanes(dim: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut x = [0.0f32; 8];
     for d in 0..dim {
         x[d % 8] += term(d);

@@ -6,10 +6,9 @@ use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use wakekv_emulator::{Session, emulator};
-
-use super::layout::Plain;
 
 /// A context with two streams and the library's kernels, or those with a planted bug.
 pub struct Gpu {
@@ -104,27 +103,27 @@ impl Gpu {
     }
 
     /// Device memory that is all ones.
-    pub fn alloc<T: Plain>(&self, len: usize) -> Buffer<T> {
+    pub fn alloc<T: Pod>(&self, len: usize) -> Buffer<T> {
         self.context.bind_to_thread().unwrap();
         // SAFETY: at least one byte.
         let address = unsafe { result::malloc_sync((len * size_of::<T>()).max(1)) }.unwrap();
         Buffer { address, len, element: PhantomData }
     }
 
-    pub fn upload<T: Plain>(&self, values: &[T]) -> Buffer<T> {
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Buffer<T> {
         let buffer = self.alloc(values.len());
         buffer.write(0, values);
         buffer
     }
 
-    pub fn zeros<T: Plain>(&self, len: usize) -> Buffer<T> {
+    pub fn zeros<T: Pod>(&self, len: usize) -> Buffer<T> {
         let buffer = self.alloc(len);
         buffer.fill(0);
         buffer
     }
 
     /// Mapped pinned memory that is all ones.
-    pub fn pin<T: Plain>(&self, len: usize) -> Pinned<T> {
+    pub fn pin<T: Pod>(&self, len: usize) -> Pinned<T> {
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: at least one byte.
         let address = unsafe { result::malloc_host((len * size_of::<T>()).max(1), flags) }.unwrap();
@@ -138,7 +137,7 @@ pub trait Parameter {
     fn address(&self) -> *mut c_void;
 }
 
-impl<T: Plain> Parameter for T {
+impl<T: Pod> Parameter for T {
     fn size(&self) -> usize {
         size_of::<T>()
     }
@@ -154,7 +153,7 @@ pub struct Buffer<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Plain> Buffer<T> {
+impl<T: Pod> Buffer<T> {
     /// The device address of an element.
     pub fn at(&self, index: usize) -> u64 {
         assert!(index <= self.len);
@@ -179,7 +178,7 @@ impl<T: Plain> Buffer<T> {
 
     pub fn read_range(&self, from: usize, len: usize) -> Vec<T> {
         assert!(from + len <= self.len);
-        let mut values = vec![T::ZERO; len];
+        let mut values = vec![T::zeroed(); len];
         if len > 0 {
             // SAFETY: the range lies inside the buffer, and every bit pattern is a value.
             unsafe { result::memcpy_dtoh_sync(&mut values, self.at(from)) }.unwrap();
@@ -208,7 +207,7 @@ pub struct Pinned<T> {
     len: usize,
 }
 
-impl<T: Plain> Pinned<T> {
+impl<T: Pod> Pinned<T> {
     pub fn ptr(&self) -> u64 {
         self.address as u64
     }

@@ -17,7 +17,7 @@ use super::super::MAX_HEAD_DIM;
 use super::super::element::Element;
 use super::super::vector::Vector;
 use super::codes::Plan;
-use super::{Digest, Lanes, MAX_ROWS, PageShape, bounds, larger_or_nan};
+use super::{Digest, Lanes, MAX_ROWS, PageShape, Shelf, bounds, larger_or_nan};
 
 /// `BITS` is 1, 2 or 4.
 pub(super) struct KeySketch<const BITS: usize>;
@@ -68,12 +68,14 @@ impl<const BITS: usize> Digest for KeySketch<BITS> {
     }
 
     #[inline(always)]
-    unsafe fn score<V: Lanes, E: Element>(shape: &PageShape, queries: &[f32], digests: &[*const u8], out: &mut [f32]) {
+    unsafe fn score<V: Lanes, E: Element>(shape: &PageShape, queries: &[f32], shelf: Shelf<'_>, out: &mut [f32]) {
         let dim = shape.head_dim;
         let mut plan = Plan::new(BITS, dim, shape.page_tokens);
         let (mut zeros, mut scales) = ([0.0f32; MAX_HEAD_DIM], [0.0f32; MAX_HEAD_DIM]);
         let mut products = [0.0f32; MAX_HEAD_DIM];
-        for (out, &digest) in out.iter_mut().zip(digests) {
+        for (index, out) in out.iter_mut().enumerate() {
+            let digest = shelf.digest(index);
+            shelf.prefetch(index + 2);
             *out = f32::NEG_INFINITY;
             // SAFETY: the digest's layout is the one that `build` writes, for this shape.
             unsafe {

@@ -9,7 +9,7 @@
 
 use super::super::element::Element;
 use super::super::vector::Vector;
-use super::{Digest, Lanes, PageShape, bounds, larger_or_nan};
+use super::{Digest, Lanes, PageShape, Shelf, bounds, larger_or_nan};
 
 pub(super) struct MinMax;
 
@@ -34,8 +34,10 @@ impl Digest for MinMax {
     }
 
     #[inline(always)]
-    unsafe fn score<V: Lanes, E: Element>(shape: &PageShape, queries: &[f32], digests: &[*const u8], out: &mut [f32]) {
-        for (out, digest) in out.iter_mut().zip(digests) {
+    unsafe fn score<V: Lanes, E: Element>(shape: &PageShape, queries: &[f32], shelf: Shelf<'_>, out: &mut [f32]) {
+        for (index, out) in out.iter_mut().enumerate() {
+            let digest = shelf.digest(index);
+            shelf.prefetch(index + 2);
             *out = f32::NEG_INFINITY;
             for rows in queries.chunks(4 * shape.head_dim) {
                 let count = rows.len() / shape.head_dim;

@@ -7,23 +7,31 @@
 //! All arithmetic is done in 8 lanes, without fused operations and in a fixed order, so every instruction set gives the
 //! same bits and chooses the same pages.
 //!
-//! To add a digest: a file with a type that is a [`Digest`], and an arm in the public [`Digest`](crate::Digest) and in [`DigestKernels::new`].
+//! To add a digest: a file with a type that is a [`Digest`], and an arm in the public [`Digest`](crate::Digest) and in
+//! [`DigestKernels::new`].
 
 mod codes;
+mod cuboid_mean;
 mod key_sketch;
 mod min_max;
+mod nibbles;
+mod rotated;
+mod rotation;
 #[cfg(test)]
 mod tests;
 
 use half::{bf16, f16};
 
 use self::codes::Codes;
+use self::cuboid_mean::CuboidMean;
 use self::key_sketch::KeySketch;
 use self::min_max::MinMax;
+use self::nibbles::Lookup;
+use self::rotated::RotatedSketch;
 use super::element::Element;
 #[cfg(target_arch = "x86_64")]
 use super::vector::Avx2;
-use super::vector::{Portable, Vector};
+use super::vector::{Portable, Vector, prefetch};
 use super::{Isa, PageShape};
 use crate::geometry::DType;
 use crate::selection::Digest as DigestKind;
@@ -46,17 +54,44 @@ trait Digest {
     /// Writes the score of every page: the largest over the rows of the queries, NaN if any is NaN.
     ///
     /// # Safety
-    /// `queries` is `[rows, head_dim]`, every digest is one of this kind and shape, `out` is as long as `digests`. The
-    /// CPU has what `V` needs.
-    unsafe fn score<V: Lanes, E: Element>(shape: &PageShape, queries: &[f32], digests: &[*const u8], out: &mut [f32]);
+    /// `queries` is `[rows, head_dim]`, every digest is one of this kind and shape, `out` is as long as `shelf`. The CPU
+    /// has what `V` needs.
+    unsafe fn score<V: Lanes, E: Element>(shape: &PageShape, queries: &[f32], shelf: Shelf<'_>, out: &mut [f32]);
 }
 
 /// What digests are scored with: 8 lanes and small integers.
-trait Lanes: Vector + Codes {}
-impl<V: Vector + Codes> Lanes for V {}
+trait Lanes: Vector + Codes + Lookup {}
+impl<V: Vector + Codes + Lookup> Lanes for V {}
+
+/// Where digests lie: one per slot of an arena.
+#[derive(Clone, Copy)]
+pub(crate) struct Shelf<'a> {
+    /// The first slot.
+    pub base: *const u8,
+    /// Bytes of a slot.
+    pub stride: usize,
+    /// The slots of the pages to be scored.
+    pub slots: &'a [u32],
+}
+
+impl Shelf<'_> {
+    #[inline(always)]
+    fn digest(&self, page: usize) -> *const u8 {
+        self.base.wrapping_add(self.slots[page] as usize * self.stride)
+    }
+
+    /// Asks for a digest that is scored a little later. A head's digests lie far apart, which no hardware foresees.
+    #[inline(always)]
+    fn prefetch(&self, page: usize) {
+        if let Some(&slot) = self.slots.get(page) {
+            let at = self.base.wrapping_add(slot as usize * self.stride);
+            (0..self.stride).step_by(64).for_each(|byte| prefetch(at.wrapping_add(byte)));
+        }
+    }
+}
 
 type Build = unsafe fn(&PageShape, *const u8, *mut u8);
-type Score = unsafe fn(&PageShape, &[f32], &[*const u8], &mut [f32]);
+type Score = unsafe fn(&PageShape, &[f32], Shelf<'_>, &mut [f32]);
 
 /// Builds and scores digests of one kind, for one shape of pages.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +107,11 @@ impl DigestKernels {
     pub fn new(kind: DigestKind, isa: Isa, shape: PageShape) -> Option<DigestKernels> {
         isa.is_available().then(|| match kind {
             DigestKind::MinMax => Self::of::<MinMax>(isa, shape),
+            DigestKind::CuboidMean => Self::of::<CuboidMean>(isa, shape),
             DigestKind::KeySketch2 => Self::of::<KeySketch<2>>(isa, shape),
+            DigestKind::RotatedSketch1 => Self::of::<RotatedSketch<1>>(isa, shape),
+            DigestKind::RotatedSketch2 => Self::of::<RotatedSketch<2>>(isa, shape),
+            DigestKind::RotatedSketch3 => Self::of::<RotatedSketch<3>>(isa, shape),
         })
     }
 
@@ -92,21 +131,17 @@ impl DigestKernels {
         unsafe { (self.build)(&self.shape, keys, out.as_mut_ptr()) }
     }
 
-    /// Writes the scores of pages: `out[i]` is the largest score of `digest(i)` over the rows of `queries`
-    /// (`[rows, head_dim]`, any number of rows), NaN where it is unknown.
+    /// Writes the scores of pages: `out[i]` is the largest score of the digest in `shelf.slots[i]` over the rows of
+    /// `queries` (`[rows, head_dim]`, any number of rows), NaN where it is unknown.
     ///
     /// # Safety
-    /// For every `i` below `out.len()`, `digest(i)` points to [`bytes`](Self::bytes) bytes that [`build`](Self::build)
-    /// wrote and nobody changes meanwhile.
-    pub unsafe fn score(&self, queries: &[f32], digest: impl Fn(usize) -> *const u8, out: &mut [f32]) {
+    /// Every slot holds [`bytes`](Self::bytes) bytes that [`build`](Self::build) wrote and nobody changes meanwhile.
+    pub unsafe fn score(&self, queries: &[f32], shelf: Shelf<'_>, out: &mut [f32]) {
         debug_assert_eq!(queries.len() % self.shape.head_dim, 0);
-        const BATCH: usize = 64;
-        for (batch, out) in out.chunks_mut(BATCH).enumerate() {
-            let digests: [*const u8; BATCH] =
-                std::array::from_fn(|i| if i < out.len() { digest(batch * BATCH + i) } else { std::ptr::null() });
-            // SAFETY: the caller's contract; `new` has checked the CPU.
-            unsafe { (self.score)(&self.shape, queries, &digests[..out.len()], out) }
-        }
+        debug_assert_eq!(shelf.slots.len(), out.len());
+        debug_assert!(shelf.stride >= self.bytes);
+        // SAFETY: the caller's contract; `new` has checked the CPU.
+        unsafe { (self.score)(&self.shape, queries, shelf, out) }
     }
 
     fn of<D: Digest>(isa: Isa, shape: PageShape) -> DigestKernels {
@@ -145,18 +180,18 @@ unsafe fn build_avx2<D: Digest, E: Element>(shape: &PageShape, keys: *const u8, 
 
 /// # Safety
 /// As [`Digest::score`].
-unsafe fn score_portable<D: Digest, E: Element>(shape: &PageShape, q: &[f32], digests: &[*const u8], out: &mut [f32]) {
+unsafe fn score_portable<D: Digest, E: Element>(shape: &PageShape, q: &[f32], shelf: Shelf<'_>, out: &mut [f32]) {
     // SAFETY: the function's contract.
-    unsafe { D::score::<Portable<8>, E>(shape, q, digests, out) }
+    unsafe { D::score::<Portable<8>, E>(shape, q, shelf, out) }
 }
 
 /// # Safety
 /// As [`Digest::score`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn score_avx2<D: Digest, E: Element>(shape: &PageShape, q: &[f32], digests: &[*const u8], out: &mut [f32]) {
+unsafe fn score_avx2<D: Digest, E: Element>(shape: &PageShape, q: &[f32], shelf: Shelf<'_>, out: &mut [f32]) {
     // SAFETY: the function's contract.
-    unsafe { D::score::<Avx2, E>(shape, q, digests, out) }
+    unsafe { D::score::<Avx2, E>(shape, q, shelf, out) }
 }
 
 /// The larger, and NaN if either is.

@@ -1,79 +1,51 @@
-//! Where the kernels' machine code comes from: images that were built with the crate, or the embedded sources, compiled at first use.
+//! The kernels from their embedded sources, compiled at first use and kept for the next process.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use super::images::{HEADERS, SOURCES};
 use super::nvrtc::Nvrtc;
 use crate::error::Error;
-
-include!(concat!(env!("OUT_DIR"), "/images.rs"));
-
-/// One source file, compiled for one architecture.
-pub(crate) struct Image {
-    file: &'static str,
-    /// The compute capability, 10 × major + minor.
-    arch: u32,
-    kind: ImageKind,
-    bytes: &'static [u8],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "without nvcc there are no images")]
-pub(crate) enum ImageKind {
-    /// Machine code: for this architecture and later ones of the same major version.
-    Cubin,
-    /// Text that the driver compiles: for this architecture and all later ones.
-    Ptx,
-}
-
-/// The driver reads images as structures of 8-byte words.
-#[repr(align(8))]
-#[allow(dead_code, reason = "without nvcc there are no images")]
-struct Aligned<const N: usize>([u8; N]);
-
-/// The images for a device, one per source file, in the order in which they are to be tried: if the driver refuses one set, as too new for it
-/// perhaps, the next may do.
-pub(super) fn built_in(capability: u32) -> impl Iterator<Item = Vec<Vec<u8>>> {
-    [ImageKind::Cubin, ImageKind::Ptx].into_iter().filter_map(move |kind| {
-        let fits = |image: &&Image| {
-            let same_major = image.arch / 10 == capability / 10;
-            image.kind == kind && image.arch <= capability && (same_major || kind == ImageKind::Ptx)
-        };
-        let best_of = |file: &str| {
-            let of_file = IMAGES.iter().filter(|image| image.file == file).filter(fits);
-            of_file.max_by_key(|image| image.arch).map(|image| image.bytes.to_vec())
-        };
-        SOURCES.iter().map(|(file, _)| best_of(file)).collect()
-    })
-}
+use crate::geometry::{DType, Geometry};
 
 /// Compiles the embedded sources with NVRTC, or takes what an earlier process has compiled from the folder.
 ///
 /// # Errors
 /// There is no NVRTC, or it fails.
-pub(super) fn compile(capability: u32, folder: Option<&Path>) -> Result<Vec<Vec<u8>>, Error> {
+pub(super) fn compile(capability: u32, geometry: &Geometry, folder: Option<&Path>) -> Result<Vec<Vec<u8>>, Error> {
     let nvrtc = Nvrtc::load()?;
     // A newer device than the compiler knows runs code for an older one.
-    let known = nvrtc.architectures()?;
-    let arch = known.into_iter().filter(|&arch| arch <= capability).max().ok_or_else(|| Error::CudaKernels {
+    let arch = nvrtc.architectures()?.into_iter().filter(|&arch| arch <= capability).max();
+    let arch = arch.ok_or_else(|| Error::CudaKernels {
         reason: format!("NVRTC {} has no architecture for compute capability {capability}", nvrtc.version()),
     })?;
     let machine_code = arch / 10 == capability / 10;
     let compile = |&(file, source): &(&str, &str)| {
+        let source = format!("{}\n{source}", wanted(geometry));
         let kind = if machine_code { "cubin" } else { "ptx" };
-        let path = folder
-            .map(|folder| folder.join(format!("{}-sm_{arch}-{:016x}.{kind}", file, key(nvrtc.version(), source))));
+        let name = format!("{file}-sm_{arch}-{:016x}.{kind}", key(nvrtc.version(), &source));
+        let path = folder.map(|folder| folder.join(name));
         if let Some(image) = path.as_ref().and_then(|path| fs::read(path).ok()) {
             return Ok(image);
         }
         tracing::info!(file, arch, "compiling CUDA kernels");
-        let image = nvrtc.compile(file, source, HEADERS, arch, machine_code)?;
+        let mut image = nvrtc.compile(file, &source, HEADERS, arch, machine_code)?;
+        image.push(0); // PTX is text, and the driver takes a C string
         if let Some(path) = path {
             keep(&path, &image);
         }
         Ok(image)
     };
     SOURCES.iter().map(compile).collect()
+}
+
+/// Of the attention kernels only those of one dtype and head dim: all of them take minutes.
+fn wanted(geometry: &Geometry) -> String {
+    let (element, name) = match geometry.dtype() {
+        DType::BF16 => ("__nv_bfloat16", "bf16"),
+        _ => ("__half", "f16"),
+    };
+    format!("#define WAKEKV_ATTEND ATTEND_DIM({element}, {name}, {})", geometry.head_dim())
 }
 
 /// Where compiled kernels are kept unless the user says otherwise.

@@ -1,0 +1,106 @@
+//! What selecting pages costs in quality.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::{Findings, chart, percent};
+use crate::evaluation::regime::Regime;
+use crate::study::chart::{Chart, Lines, Series};
+use crate::study::table::Table;
+use crate::tasks::run::Reads;
+use crate::tasks::{Measure, Task};
+
+pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
+    let scored: Vec<(&Regime, Measure)> =
+        findings.regimes.iter().filter_map(|regime| Some((regime, regime.task.measure()?))).collect();
+    let mut head = vec!["reads".to_owned(), "pages".to_owned()];
+    head.extend(scored.iter().map(|(regime, _)| regime.task.to_string()));
+    let mut table = Table::new(head);
+    for (index, reads) in findings.plan.reads.iter().enumerate() {
+        let pages = reads.pages().map_or("all".to_owned(), |pages| pages.to_string());
+        let mut row = vec![reads.name().to_owned(), pages];
+        row.extend(scored.iter().map(|(regime, measure)| {
+            let value = regime.scores.get(index).copied().unwrap_or_default().value(*measure);
+            if *measure == Measure::Perplexity { format!("{value:.2}") } else { percent(value) }
+        }));
+        table.row(row);
+    }
+    let decisions = scored.iter().map(|(regime, _)| {
+        let count = regime.scores.first().map_or(0.0, |score| score.count);
+        format!("{} {count:.0}", regime.task)
+    });
+    let mut text = format!(
+        "## Quality by what is read\n\nA head reads so many pages per token, the first and the last two among them. The oracle \
+         takes the pages with the largest true logits, the window only the first and the last ones. Reversible residency does not \
+         change what is read, so a row holds for every budget. Decisions per cell: {}.\n\n{}\n",
+        decisions.collect::<Vec<_>>().join(", "),
+        table.markdown()
+    );
+    text += &goals(findings, &scored);
+    for (regime, measure) in scored.iter().filter(|(_, measure)| *measure != Measure::Perplexity) {
+        let stem = format!("quality-{}", regime.task);
+        quality_chart(findings, regime, *measure).write(&charts.join(&stem))?;
+        text += &chart(&format!("Quality of {} by pages read", regime.task), &stem);
+    }
+    Ok(text)
+}
+
+fn quality_chart(findings: &Findings<'_>, regime: &Regime, measure: Measure) -> Lines {
+    let value = |index: usize| regime.scores.get(index).copied().unwrap_or_default().value(measure);
+    let reads = || findings.plan.reads.iter().enumerate();
+    let full = reads().find(|(_, reads)| **reads == Reads::Full).map(|(index, _)| value(index));
+    let mut series: Vec<Series> = Vec::new();
+    let (mut least, mut most) = (usize::MAX, 0);
+    for (index, reads) in reads() {
+        let Some(pages) = reads.pages() else { continue };
+        (least, most) = (least.min(pages), most.max(pages));
+        let point = (pages as f64, value(index));
+        match series.iter_mut().find(|series| series.name == reads.name()) {
+            Some(series) => series.points.push(point),
+            None => series.push(Series { name: reads.name().to_owned(), points: vec![point], bound: false }),
+        }
+    }
+    if let Some(full) = full {
+        let points = vec![(least as f64, full), (most as f64, full)];
+        series.push(Series { name: "full".into(), points, bound: true });
+    }
+    Lines {
+        title: format!("{}: {}", regime.task, measure.name()),
+        x: "pages that a head reads per token".into(),
+        y: "share".into(),
+        series,
+    }
+}
+
+/// The goals that were set for page selection, and how far each digest is from them.
+fn goals(findings: &Findings<'_>, scored: &[(&Regime, Measure)]) -> String {
+    let score = |task: Task, wanted: &dyn Fn(Reads) -> bool| {
+        let (regime, measure) = scored.iter().find(|(regime, _)| regime.task == task)?;
+        let index = findings.plan.reads.iter().position(|&reads| wanted(reads))?;
+        Some(regime.scores.get(index)?.value(*measure))
+    };
+    let mut text = String::new();
+    for pages in [8, 4] {
+        for reads in findings.plan.reads.iter().filter(|reads| matches!(reads, Reads::Digest(_, p) if *p == pages)) {
+            let of_full = [Task::Needle, Task::Distractors, Task::Turns].map(|task| {
+                let full = score(task, &|other| other == Reads::Full)?;
+                Some((task, score(task, &|other| other == *reads)? / full.max(f64::MIN_POSITIVE)))
+            });
+            let behind = score(Task::Copy, &|other| other == Reads::Oracle(pages))
+                .zip(score(Task::Copy, &|other| other == *reads))
+                .map(|(oracle, own)| 100.0 * (oracle - own));
+            let shares = of_full.into_iter().flatten().map(|(task, share)| format!("{task} {}", percent(share)));
+            let shares = shares.collect::<Vec<_>>().join(", ");
+            let Some(behind) = behind.filter(|_| !shares.is_empty()) else { continue };
+            let met = of_full.iter().flatten().all(|(_, share)| *share >= 0.95) && behind <= 3.0;
+            text += &format!(
+                "* {} at {pages} pages: {shares} of the full cache; copy {behind:.1} points behind the oracle. The goal (95 %, 3 \
+                 points) is {}.\n",
+                reads.name(),
+                if met { "met" } else { "missed" }
+            );
+        }
+    }
+    text + "\n"
+}
