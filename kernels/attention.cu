@@ -43,7 +43,7 @@ template <typename T, int D, int ROWS, bool CHUNK>
 __device__ void attend(const Shape& shape, const Entry* entries, const Demand& demand, const Attention& a) {
   constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32;  // that share a token
   constexpr int TOKENS = 32 / LANES;                       // of one load instruction
-  constexpr int UNROLL = TOKENS >= 4 || CHUNK ? 2 : 4;
+  constexpr int UNROLL = TOKENS >= 4 || CHUNK || ROWS * D > 1024 ? 2 : 4;  // as many as there are registers for
   static_assert(8 % (TOKENS * UNROLL) == 0, "pages of 8 tokens and more are whole turns");
   SHARED_MEMORY(shared);
 
@@ -85,17 +85,15 @@ __device__ void attend(const Shape& shape, const Entry* entries, const Demand& d
   const u64 block_elements = u64(shape.page_tokens) * D;
 
   for (u32 i = from + warp; i < to; i += WARPS) {
-    const Place& place = demand.places[list + i];
-    const u32 device_slot = place.slot;
-    const u32 wave = load_relaxed(&place.wave);  // a fetch beside this wave may be clearing PENDING of a later one
-    if ((wave & ~PENDING) != a.wave) continue;
+    const Place place = load_place(&demand.places[list + i]);  // a fetch beside this wave may be clearing PENDING of a later one
+    if ((place.wave & ~PENDING) != a.wave) continue;
     const u32 first_token = demand.pages[list + i] * shape.page_tokens;
-    if (wave & PENDING) {
+    if (place.wave & PENDING) {
       if (lane == 0) raise_fault(a.fault, FAULT_NOT_THERE, entry.sequence, shape.first_head + kv_head, demand.pages[list + i]);
       continue;
     }
     const u32 filled = min(shape.page_tokens, end - first_token);
-    const T* keys = reinterpret_cast<const T*>(a.pool) + u64(device_slot) * 2 * block_elements;
+    const T* keys = reinterpret_cast<const T*>(a.pool) + u64(place.slot) * 2 * block_elements;
     for (u32 turn = 0; turn < filled; turn += TOKENS * UNROLL) {
       Vec8<T> k[UNROLL], v[UNROLL];
 #pragma unroll

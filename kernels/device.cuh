@@ -24,12 +24,13 @@ using u64 = unsigned long long;
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 NONE = 0xffffffffu;
 
-// A word that one kernel stores while another may be loading it: the load finds the old value or the new one. It orders nothing.
-__device__ __forceinline__ u32 load_relaxed(const u32* from) {
+// Words of which one kernel stores a half while another may be loading them: the load finds the old half or the new one. It orders
+// nothing.
+__device__ __forceinline__ u64 load_relaxed(const u64* from) {
 #ifdef CUDA_HOST_SHIM
   return __atomic_load_n(from, __ATOMIC_RELAXED);
 #else
-  return *static_cast<const volatile u32*>(from);
+  return *static_cast<const volatile u64*>(from);
 #endif
 }
 __device__ __forceinline__ void store_relaxed(u32* to, u32 value) {

@@ -65,11 +65,15 @@ constexpr u32 NO_WAY = 0x7fffffffu;
 
 // Where a demanded page is. wave 0: it was resident. Wave 1: it is fetched into a way. Waves from 2 on: it exceeds the budget and
 // passes through a staging slot, which the next wave uses again. PENDING until its bytes are there; kernels that may run beside a
-// fetch load `wave` with load_relaxed.
-struct Place {
+// fetch load it with load_place.
+struct alignas(8) Place {
   u32 slot;
   u32 wave;
 };
+__device__ __forceinline__ Place load_place(const Place* from) {
+  const u64 both = load_relaxed(reinterpret_cast<const u64*>(from));
+  return {u32(both), u32(both >> 32)};
+}
 constexpr u32 PENDING = 0x80000000u;
 
 // What each lane reads in this step.

@@ -77,8 +77,8 @@ pub const BUGS: &[Bug] = &[
         name: "attention_page_off_by_one",
         kernel: "attention.cu",
         file: "attention.cu",
-        right: "const Place& place = demand.places[list + i];",
-        wrong: "const Place& place = demand.places[list + (i + 1 < to ? i + 1 : i)];",
+        right: "load_place(&demand.places[list + i]);",
+        wrong: "load_place(&demand.places[list + (i + 1 < to ? i + 1 : i)]);",
     },
     Bug {
         name: "attention_reads_unwritten",
