@@ -12,7 +12,7 @@
 #include "state.cuh"
 
 constexpr u32 APPEND_THREADS = 128;
-constexpr u32 DIGEST_NONE = 0, DIGEST_MIN_MAX = 1, DIGEST_SKETCH = 2, DIGEST_CUBOID = 6;
+constexpr u32 DIGEST_NONE = 0, DIGEST_SKETCH = 2, DIGEST_CUBOID = 6;  // 1 is min/max, what is left
 constexpr float LARGEST_CODE = 3.0f;
 
 struct Digests {
