@@ -63,6 +63,10 @@
 //! | tables | host | below 1 % of the keys and values they manage, at 16-token pages and 128 channels |
 //! | scratch | host | the queries and partial results of a step's largest layer, in f32; kept from step to step |
 //!
+//! On CUDA staging slots take up to 64 MiB or `Cuda::staging_pages` × `page`, and tables and scratch are device memory as well,
+//! beside the pool: partial results take up to 64 MiB, rounded up to a power of two. `Cache::scratch_bytes` and
+//! [`Cache::table_bytes`] tell.
+//!
 //! All of it but the tables and the scratch is set aside when the cache is built. [`Cache::step`] decides admission before anything
 //! changes: a step that has begun does not run out of pages.
 //!

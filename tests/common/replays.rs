@@ -123,7 +123,8 @@ impl Scene {
         let batch: Vec<_> = self.sequences.iter().map(|&(sequence, _)| (sequence, 1)).collect();
         let mut step = self.cache.step(&batch)?;
         match captured {
-            Some(captured) => step.replay(captured)?,
+            // SAFETY: the tensors are the scene's, which does not move them.
+            Some(captured) => unsafe { step.replay(captured) }?,
             None => self.tensors.forward(&mut step)?,
         }
         step.finish()?;

@@ -183,7 +183,8 @@ impl Scene {
         let start = Instant::now();
         let mut step = cache.step(batch)?;
         match captured {
-            Some(captured) => step.replay(captured)?,
+            // SAFETY: the tensors are the scene's, which does not move them.
+            Some(captured) => unsafe { step.replay(captured) }?,
             None => tensors.forward(&mut step)?,
         }
         step.finish()?;

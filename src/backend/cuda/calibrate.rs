@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cudarc::driver::{CudaEvent, result, sys};
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 
 use super::CudaBackend;
 use super::copies::{CopyDirection, Crossover, HostList, Pool};
@@ -110,18 +110,20 @@ pub struct CopyTimer<'c> {
 impl<'c> CopyTimer<'c> {
     fn new(backend: &'c mut CudaBackend, most: usize) -> Result<Self, Error> {
         let (context, page_bytes) = (&backend.context, backend.geometry.page_bytes());
+        let stream = backend.engine.stream.clone();
+        let stream = &stream;
         let memory = |bytes| DeviceMemory::new(context, "most_pages", bytes);
         let device = memory(most * page_bytes)?;
         let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).called("cuEventCreate");
         let mut host = HostPages::pin(context, page_bytes, most, false, None)?;
-        host.publish(&mut |to, bytes| write(to, bytes))?;
+        host.publish(&mut |to, bytes| write(stream, to, bytes))?;
         // Neighbours in the reservoir are no neighbours in the pool.
         let stride = scattering_stride(most);
         let slot = |page: usize| (page as u64 * stride as u64 % most as u64) as u32;
         let pages: Vec<PageCopy> =
             (0..most).map(|page| PageCopy { host: page as u32, device: slot(page), place: NONE }).collect();
         let copies = memory(most * size_of::<PageCopy>())?;
-        write(copies.at(0), bytemuck::cast_slice(&pages))?;
+        write(stream, copies.at(0), bytemuck::cast_slice(&pages))?;
         let pool = Pool { address: device.at(0), page_bytes };
         let counts = memory(16)?;
         Ok(CopyTimer { start: event()?, end: event()?, backend, host, _device: device, pool, counts, copies, pages })
@@ -139,7 +141,7 @@ impl<'c> CopyTimer<'c> {
         let CudaBackend { context, engine, kernels, .. } = &mut *self.backend;
         context.bind_to_thread().called("cuCtxSetCurrent")?;
         let host_list = HostList::of(listed);
-        write(self.counts.at(0), bytemuck::cast_slice(&[0, pages as u32, 0, 0]))?;
+        write(&engine.stream, self.counts.at(0), bytemuck::cast_slice(&[0, pages as u32, 0, 0]))?;
         let list = CopyList { copies: self.copies.at(0), counts: self.counts.at(0), first_room: 0, wave_room: 0 };
         self.start.record(&engine.stream).called("cuEventRecord")?;
         match (path, direction) {
@@ -189,10 +191,11 @@ fn scattering_stride(most: usize) -> usize {
     [1_031, 1_033, 1_039, 1_049].into_iter().find(|stride| !most.is_multiple_of(*stride)).unwrap_or(1)
 }
 
-/// Copies bytes to a device address, and waits.
-fn write(to: u64, bytes: &[u8]) -> Result<(), Error> {
-    // SAFETY: the range lies inside memory of the bench's own.
-    unsafe { result::memcpy_htod_sync(to, bytes) }.called("cuMemcpyHtoD")
+/// Copies bytes to a device address, and waits. On the stream itself: a copy on another would be ordered by nothing.
+fn write(stream: &CudaStream, to: u64, bytes: &[u8]) -> Result<(), Error> {
+    // SAFETY: the range lies inside memory of the timer's own, and the bytes stay until the stream has been waited for.
+    unsafe { result::memcpy_htod_async(to, bytes, stream.cu_stream()) }.called("cuMemcpyHtoDAsync")?;
+    stream.synchronize().called("cuStreamSynchronize")
 }
 
 fn elapsed(start: &CudaEvent, end: &CudaEvent) -> Result<Duration, Error> {

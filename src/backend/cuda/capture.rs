@@ -1,5 +1,6 @@
 //! Steps as CUDA graphs: recorded once, replayed with one launch for every token.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -19,7 +20,8 @@ use crate::table::Phase;
 /// It fits steps with as many sequences, each with one new token, that are not longer than [`max_tokens`](Self::max_tokens).
 pub struct CapturedStep {
     graph: CudaGraph,
-    stream: Arc<CudaStream>,
+    /// Whose memory it uses.
+    backend: u64,
     shape: StepShape,
     max_tokens: usize,
     /// Where tables and scratch memory were.
@@ -61,10 +63,15 @@ impl Step<'_, CudaBackend> {
         backend.copies = Copies { capturing: true, ..Copies::default() };
         // Of this thread alone: others may pin memory meanwhile.
         let begun = stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+        let mut panic = None;
         let recorded = begun.called("cuStreamBeginCapture").and_then(|()| {
+            let outcome = catch_unwind(AssertUnwindSafe(|| forward(self))).unwrap_or_else(|payload| {
+                panic = Some(payload);
+                Err(Error::StepFailed)
+            });
             let recorded =
-                forward(self).and_then(|()| self.check_complete()).and_then(|()| self.parts().0.join_for_capture());
-            // Also where something has failed: the stream must not go on recording.
+                outcome.and_then(|()| self.check_complete()).and_then(|()| self.parts().0.join_for_capture());
+            // Also where something has failed or panicked: the stream must not go on recording.
             let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
             let graph = stream.end_capture(flags).called("cuStreamEndCapture");
             recorded.and(graph)
@@ -72,11 +79,16 @@ impl Step<'_, CudaBackend> {
         let (backend, _) = self.parts();
         backend.shape = eager;
         backend.copies = Copies::default();
+        if let Some(payload) = panic {
+            self.fail(Error::StepFailed);
+            resume_unwind(payload);
+        }
         match recorded {
             Ok(Some(graph)) => {
                 self.rewind();
                 let max_tokens = shape.room * self.geometry().page_tokens();
-                Ok(CapturedStep { graph, stream, shape, max_tokens, generations })
+                let backend = self.backend().id;
+                Ok(CapturedStep { graph, backend, shape, max_tokens, generations })
             }
             Ok(None) => Err(self.fail(Error::Capture { reason: "nothing was recorded".into() })),
             Err(error) => Err(self.fail(error)),
@@ -88,7 +100,11 @@ impl Step<'_, CudaBackend> {
     /// # Errors
     /// [`Error::Capture`] when the recording does not fit this step: more sequences, or longer ones, or memory that has moved.
     /// Nothing has changed then, and the step can be recorded anew. Otherwise the driver's refusal; the step has failed then.
-    pub fn replay(&mut self, captured: &CapturedStep) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// All tensors that the recording uses, those of the engine's own kernels too, are still allocated where they were, and are used in the
+    /// order of the stream.
+    pub unsafe fn replay(&mut self, captured: &CapturedStep) -> Result<(), Error> {
         self.check_untouched("replay")?;
         let (backend, _) = self.parts();
         backend.check_fits(captured)?;
@@ -106,6 +122,9 @@ impl Step<'_, CudaBackend> {
     fn prepare_capture(&mut self) -> Result<(StepShape, Arc<CudaStream>), Error> {
         let (backend, plan) = self.parts();
         let refuse = |reason: &str| Err(Error::Capture { reason: reason.into() });
+        if backend.compute.cu_stream() as usize <= 1 {
+            return refuse("CUDA captures no default stream: give Cuda::from_stream one that was created");
+        }
         if plan.entries.iter().any(|entry| entry.phase != Phase::Decode || entry.tokens != 1) {
             return refuse("only decode steps with one new token per sequence can be captured");
         }
@@ -138,7 +157,7 @@ impl CudaBackend {
     fn check_fits(&self, captured: &CapturedStep) -> Result<(), Error> {
         let (now, then) = (&self.shape, &captured.shape);
         let refuse = |reason: String| Err(Error::Capture { reason: format!("{reason}: capture the step anew") });
-        if captured.stream != self.compute {
+        if captured.backend != self.id {
             return refuse("the step was captured from another cache".into());
         }
         if (now.entries, now.tokens) != (then.entries, 1) {

@@ -25,7 +25,7 @@ pub(super) fn compile(capability: u32, geometry: &Geometry, folder: Option<&Path
         let kind = if machine_code { "cubin" } else { "ptx" };
         let name = format!("{file}-sm_{arch}-{:016x}.{kind}", key(nvrtc.version(), &source));
         let path = folder.map(|folder| folder.join(name));
-        if let Some(image) = path.as_ref().and_then(|path| fs::read(path).ok()) {
+        if let Some(image) = path.as_ref().and_then(|path| kept(path)) {
             return Ok(image);
         }
         tracing::info!(file, arch, "compiling CUDA kernels");
@@ -59,9 +59,19 @@ pub(super) fn default_folder() -> Option<PathBuf> {
 /// A number that changes with the compiler and the text. Files of other numbers are left to lie.
 fn key(version: &str, source: &str) -> u64 {
     let headers = HEADERS.iter().map(|(_, text)| *text);
-    let bytes = [version, source].into_iter().chain(headers).flat_map(|text| text.bytes().chain([0]));
-    // FNV-1a.
+    hash([version, source].into_iter().chain(headers).flat_map(|text| text.bytes().chain([0])))
+}
+
+/// FNV-1a.
+fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// An image that was kept, if it is as it was written: its hash stands behind it.
+fn kept(path: &Path) -> Option<Vec<u8>> {
+    let mut image = fs::read(path).ok()?;
+    let stored = image.split_off(image.len().checked_sub(size_of::<u64>())?);
+    (stored == hash(image.iter().copied()).to_le_bytes()).then_some(image)
 }
 
 /// Keeps an image for the next process, whole or not at all. That it cannot be kept costs the next process its time, no more.
@@ -70,9 +80,29 @@ fn keep(path: &Path, image: &[u8]) {
     let kept = path
         .parent()
         .map_or(Ok(()), fs::create_dir_all)
-        .and_then(|()| fs::write(&temporary, image))
+        .and_then(|()| fs::write(&temporary, [image, &hash(image.iter().copied()).to_le_bytes()].concat()))
         .and_then(|()| fs::rename(&temporary, path));
     if let Err(error) = kept {
         tracing::warn!(%error, path = %path.display(), "compiled kernels cannot be kept");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_kept_is_whole_or_not_there() {
+        let folder = env::temp_dir().join(format!("wakekv-kept-{}", std::process::id()));
+        let path = folder.join("image");
+        assert_eq!(kept(&path), None);
+        keep(&path, b"machine code\0");
+        assert_eq!(kept(&path).as_deref(), Some(&b"machine code\0"[..]));
+        let whole = fs::read(&path).unwrap();
+        for damaged in [&whole[..0], &whole[..5], &whole[..whole.len() - 1], &[&whole[1..], &[7]].concat()] {
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(kept(&path), None);
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 }

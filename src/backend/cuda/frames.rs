@@ -84,6 +84,10 @@ impl Frames {
     /// Copies bytes to a device address, in the order of the stream. Waits only where the frame is full.
     pub fn upload(&mut self, stream: &CudaStream, to: u64, bytes: &[u8]) -> Result<(), Error> {
         let frame = &mut self.frames[self.current];
+        if bytes.len() > frame.uploads.bytes() {
+            // The frame was made for what the step uploads.
+            return Err(Error::StepFailed);
+        }
         if frame.used + bytes.len() > frame.uploads.bytes() {
             stream.synchronize().called("cuStreamSynchronize")?;
             frame.used = 0;

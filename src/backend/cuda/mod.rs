@@ -92,6 +92,8 @@ pub struct CudaBackend {
     copies: Copies,
     /// A step has begun and has neither been finished nor undone.
     open: bool,
+    /// Tells this backend from others of the process.
+    id: u64,
     /// Counters of earlier steps that have come in and not been told yet.
     collected: StepCounts,
     /// Why nothing works any more.
@@ -134,10 +136,10 @@ impl Backend for CudaBackend {
     }
 
     fn remove(&mut self, sequence: u32) -> Result<(), Error> {
-        let scrubbed = if self.scrub_on_free && self.broken.is_none() {
+        let scrubbed = if self.scrub_on_free {
             let live = self.tables.live(sequence);
             let (slots, groups) = (live.slots.clone(), live.groups.clone());
-            self.scrub(slots, &groups)
+            self.check_whole().and_then(|()| self.scrub(slots, &groups))
         } else {
             Ok(())
         };
@@ -157,7 +159,13 @@ impl Backend for CudaBackend {
         self.tables.reserve(plan, &self.compute, pages)?;
         self.scratch.reserve(&self.context, &self.compute, &geometry, &shape)?;
         self.frames.turn(&self.context, self.upload_bytes(plan, &shape), result_bytes(&geometry, shape.entries))?;
-        self.upload_step(plan, pages)?;
+        if let Err(error) = self.upload_step(plan, pages) {
+            // Whatever has been uploaded is read before the frame is used again.
+            if let Err(lost) = self.frames.give_up(&self.compute) {
+                self.broken.get_or_insert_with(|| lost.to_string());
+            }
+            return Err(error);
+        }
         self.tables.granted(plan);
         self.shape = shape;
         self.copies = Copies::default();

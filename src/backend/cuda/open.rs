@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
@@ -45,20 +46,25 @@ enum Place {
     Stream(Arc<CudaStream>),
 }
 
+/// Numbers the backends of the process.
+static BACKENDS: AtomicU64 = AtomicU64::new(0);
 /// Blocks of the copy kernels. 16 to 32 keep a PCIe bus busy, and are few beside a device's multiprocessors.
 const COPY_BLOCKS: usize = 24;
+/// The handle that stands for another stream on every thread.
+const PER_THREAD_STREAM: usize = 2;
 /// Device memory that the staging slots take unless the user says otherwise.
 const STAGING_BYTES: usize = 64 << 20;
 const LEAST_STAGING_PAGES: usize = 256;
 
 impl Cuda {
-    /// The device with this number, on a stream of the cache's own.
+    /// The device with this number, on a stream of the cache's own: [`Cache::stream`](crate::Cache::stream), on which tensors are
+    /// to be allocated.
     pub fn new(ordinal: usize) -> Self {
         Self::at(Place::Ordinal(ordinal))
     }
 
-    /// The engine's device, with its stream as the compute stream: what the engine puts there before a call is done before, what it puts
-    /// there after a call is done after.
+    /// The engine's device, with its stream (any but the per-thread default) as the compute stream: what the engine puts there
+    /// before a call is done before, what it puts there after a call is done after.
     pub fn from_stream(stream: Arc<CudaStream>) -> Self {
         Self::at(Place::Stream(stream))
     }
@@ -135,6 +141,9 @@ impl Cuda {
     fn context(&self) -> Result<(Arc<CudaContext>, Arc<CudaStream>), Error> {
         Driver::get()?;
         match &self.place {
+            Place::Stream(stream) if stream.cu_stream() as usize == PER_THREAD_STREAM => {
+                refuse("from_stream", "the per-thread default stream", "must be one stream for all threads: make one")
+            }
             Place::Ordinal(ordinal) => {
                 result::init().called("cuInit")?;
                 let count = result::device::get_count().called("cuDeviceGetCount")?;
@@ -175,7 +184,8 @@ impl Cuda {
 
 fn own_context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
     let context = CudaContext::new(ordinal).called("cuDevicePrimaryCtxRetain")?;
-    // SAFETY: this context object is the backend's alone, which orders its streams by events of its own and has no slices.
+    // SAFETY: the backend orders its streams by events of its own, and takes slices of other streams only where their contexts keep
+    // events; slices that are allocated on this context's compute stream are used on that stream.
     unsafe { context.disable_event_tracking() };
     Ok(context)
 }
@@ -244,6 +254,7 @@ impl Device for Cuda {
             shape: StepShape::default(),
             copies: Copies::default(),
             open: false,
+            id: BACKENDS.fetch_add(1, Ordering::Relaxed),
             collected,
             broken: None,
             context,

@@ -34,10 +34,12 @@ enum Target<'t> {
 
 /// Device memory of cudarc's, which keeps events of its own where a context has several streams.
 trait Readable {
+    fn stream(&self) -> &CudaStream;
     fn lend<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>);
 }
 
 trait Writable {
+    fn stream(&self) -> &CudaStream;
     fn lend<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>);
 }
 
@@ -66,6 +68,20 @@ impl Lent<'_> {
     }
 }
 
+/// A slice of another stream is ordered with ours only where both contexts keep events for that.
+fn check_stream(name: &str, own: &CudaStream, compute: &CudaStream) -> Result<(), Error> {
+    let managed = |stream: &CudaStream| stream.context().is_managing_stream_synchronization();
+    if own == compute || (own.context() == compute.context() && managed(own) && managed(compute)) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        knob: "the tensor's stream",
+        value: format!("another one ({name})"),
+        rule: "must be the cache's: allocate on Cache::stream(), or give the engine's stream to Cuda::from_stream"
+            .into(),
+    })
+}
+
 /// Bytes of the kernels' loads.
 const ALIGNMENT: u64 = 16;
 
@@ -91,6 +107,7 @@ impl CudaTensor<'_> {
         let (address, known) = match self.source {
             Source::Address(address) => (address, None),
             Source::Borrowed(memory) => {
+                check_stream(name, memory.stream(), stream)?;
                 let (address, known) = memory.lend(stream);
                 (address, Some(known))
             }
@@ -117,6 +134,7 @@ impl CudaTensorMut<'_> {
         let (address, known) = match &mut self.target {
             Target::Address(address) => (*address, None),
             Target::Borrowed(memory) => {
+                check_stream(name, memory.stream(), stream)?;
                 let (address, known) = memory.lend(stream);
                 (address, Some(known))
             }
@@ -146,6 +164,10 @@ impl std::fmt::Debug for CudaTensorMut<'_> {
 macro_rules! readable {
     ($($memory:ty),*) => {$(
         impl<T> Readable for $memory {
+            fn stream(&self) -> &CudaStream {
+                DeviceSlice::stream(self)
+            }
+
             fn lend<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
                 self.device_ptr(stream)
             }
@@ -157,6 +179,10 @@ readable!(CudaSlice<T>, CudaView<'_, T>);
 macro_rules! writable {
     ($($memory:ty),*) => {$(
         impl<T> Writable for $memory {
+            fn stream(&self) -> &CudaStream {
+                DeviceSlice::stream(self)
+            }
+
             fn lend<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
                 self.device_ptr_mut(stream)
             }

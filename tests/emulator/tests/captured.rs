@@ -65,7 +65,8 @@ fn calls_and_replays_may_alternate() {
             // Replayed and then given up: as if it had not been.
             _ => {
                 let (mut step, _) = scene.step();
-                step.replay(&captured).unwrap();
+                // SAFETY: the tensors are the scene's, which does not move them.
+                unsafe { step.replay(&captured) }.unwrap();
                 drop(step);
             }
         }
@@ -91,7 +92,8 @@ fn a_step_that_cannot_be_captured_is_refused_and_goes_on() {
     let error = other.replay(&captured).unwrap_err();
     assert!(error.to_string().contains("another cache"), "{error}");
     let mut step = scene.cache.step(&[(sequence, 1)]).unwrap();
-    let error = step.replay(&captured).unwrap_err();
+    // SAFETY: the tensors are the scene's, which does not move them.
+    let error = unsafe { step.replay(&captured) }.unwrap_err();
     assert!(error.to_string().contains("2 sequences"), "{error}");
     drop(step);
     scene.replay(&captured).unwrap();
@@ -130,6 +132,24 @@ fn a_forward_pass_that_fails_or_stops_early_leaves_the_stream_usable() {
         assert!(!error.to_string().is_empty());
         assert!(matches!(step.finish(), Err(Error::StepFailed)));
     }
+    scene.cache.check().unwrap();
+    let captured = scene.capture();
+    scene.replay(&captured).unwrap();
+}
+
+/// A forward pass that panics leaves a stream that does not record any more, and a step that is undone.
+#[test]
+fn a_forward_pass_that_panics_leaves_the_stream_usable() {
+    let Some(device) = Device::new() else { return };
+    let mut scene = scene_on(&device, 6, 20, selection());
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let (mut step, tensors) = scene.step();
+        let _ = step.capture(|step| {
+            step.append(0, &tensors.k[0], &tensors.v[0])?;
+            panic!("the engine's own")
+        });
+    }));
+    assert!(panicked.is_err());
     scene.cache.check().unwrap();
     let captured = scene.capture();
     scene.replay(&captured).unwrap();

@@ -189,6 +189,25 @@ fn what_the_device_cannot_do_is_refused_by_name() {
     assert!(error.contains("staging_pages") && error.contains("needs 2"), "{error}");
 }
 
+/// The cache could not order its work with that of the engine.
+#[test]
+fn streams_that_cannot_be_ordered_are_refused() {
+    let Some(device) = Device::new() else { return };
+    let context = CudaContext::new(0).unwrap();
+    let each_thread = Cuda::from_stream(context.per_thread_stream()).kernel_image(device.session.image());
+    let builder = Cache::builder(geometry()).reservoir(Reservoir::memory(1 << 20));
+    let error = builder.build(each_thread).unwrap_err().to_string();
+    assert!(error.contains("per-thread"), "{error}");
+    let mut cache = build(device.cuda());
+    let sequence = cache.insert();
+    let elsewhere = context.new_stream().unwrap().alloc_zeros::<f32>(128).unwrap();
+    let mut step = cache.step(&[(sequence, 1)]).unwrap();
+    let error = step.append(0, &elsewhere, &elsewhere).unwrap_err().to_string();
+    assert!(error.contains("Cache::stream()") && error.contains("from_stream"), "{error}");
+    drop(step);
+    run(&mut cache, 62);
+}
+
 #[test]
 fn tensors_that_do_not_fit_fail_the_step_and_nothing_else() {
     let Some(device) = Device::new() else { return };
