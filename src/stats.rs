@@ -111,7 +111,7 @@ pub struct StepReport {
     pub tokens: usize,
     /// Counters summed over layers, heads and sequences.
     pub counts: PhaseCounts,
-    /// Time that attention waited for fetches with nothing else to do.
+    /// Time that attention waited for fetches with nothing else to do. Zero on CUDA, where the host does not see it.
     pub stall: Duration,
     /// How full the pools are after the step.
     pub occupancy: Occupancy,
