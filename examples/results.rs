@@ -30,7 +30,7 @@ use tasks::{Frame, Task};
 
 /// Runs a model on tasks, replays what it demanded under every policy, and writes tables and charts.
 ///
-/// The whole of it takes less than an hour on two cores. It fails when a replay does not count what the live cache counted, when a
+/// It fails when a replay does not count what the live cache counted, when a
 /// budget changes what the model writes, or when a policy beats its bound.
 #[derive(Debug, Parser)]
 #[command(name = "results", version)]

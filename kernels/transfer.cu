@@ -1,6 +1,6 @@
 // Copies pages between device slots and the reservoir, over mapped pinned memory, as a list on the device says. No host in the loop.
 //
-// The grid is bounded by the host: 16 to 32 blocks saturate the bus and leave the other multiprocessors to attention. A block takes
+// The grid is bounded by the host: few blocks are to keep the bus busy, and to leave the other multiprocessors to attention. A block takes
 // every gridDim.x-th page of the list. Each thread keeps LOADS 16-byte loads in flight, for the bus takes long to answer.
 // Bytes moved: each page once over the bus and once to or from device memory. No shared memory.
 #include "page.cuh"

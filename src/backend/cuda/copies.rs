@@ -2,7 +2,7 @@
 //!
 //! There are two paths. The *gather* kernels read the list of copies from device memory: no host is in the loop, and a step can be
 //! captured. *DMA* has the host read the list and ask the driver for one copy per contiguous run: the host waits for the device
-//! in each layer, but the multiprocessors are left to attention, and few or large pages move faster. Which is faster when is
+//! in each layer, but the multiprocessors are left to attention. Which is faster when is
 //! [`Crossover`]'s to say.
 
 use std::sync::Arc;

@@ -48,7 +48,8 @@ enum Place {
 
 /// Numbers the backends of the process.
 static BACKENDS: AtomicU64 = AtomicU64::new(0);
-/// Blocks of the copy kernels. 16 to 32 keep a PCIe bus busy, and are few beside a device's multiprocessors.
+/// Blocks of the copy kernels: few beside a device's multiprocessors. How many keep a bus busy is for a device to say;
+/// `tests/gpu` measures it.
 const COPY_BLOCKS: usize = 24;
 /// The handle that stands for another stream on every thread.
 const PER_THREAD_STREAM: usize = 2;
@@ -124,8 +125,8 @@ impl Cuda {
         self
     }
 
-    /// Pins the reservoir while the cache is already in use, which takes some 0.1 s per GiB. A step whose pages lie beyond what is pinned
-    /// waits. Default: [`CacheBuilder::build`](crate::CacheBuilder::build) waits.
+    /// Pins the reservoir while the cache is already in use, for pinning much memory takes long. A step whose pages lie beyond
+    /// what is pinned waits. Default: [`CacheBuilder::build`](crate::CacheBuilder::build) waits.
     pub fn pin_in_background(mut self, yes: bool) -> Self {
         self.pin_in_background = yes;
         self
