@@ -10,10 +10,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use wakekv::Digest;
 
-use llm::download;
-use llm::gguf::Gguf;
-use llm::linear::Weights;
 use llm::model::Model;
+use llm::opened::Opened;
 use llm::process::{self, progress};
 use llm::tokenizer::Tokenizer;
 use tasks::context::Context;
@@ -91,13 +89,7 @@ fn run(options: &Options) -> Result<()> {
         options.reads == 0 || options.reads > PINNED,
         "--reads must be 0 or above the {PINNED} pages that are always read"
     );
-    let path = match &options.model {
-        Some(path) => path.clone(),
-        None => download::fetch(|what| eprintln!("{what}"))?,
-    };
-    let mut file = Gguf::open(&path)?;
-    let tokenizer = Tokenizer::from_metadata(file.metadata())?;
-    let model = Model::load(&mut file, Weights::Fast, |_, _| {})?;
+    let Opened { file, tokenizer, model, .. } = Opened::open(options.model.as_deref())?;
     let frame = Frame { metadata: file.metadata(), tokenizer: &tokenizer };
     for seed in options.seed..options.seed + options.runs {
         let script = script(options, &frame, seed)?;

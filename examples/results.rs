@@ -20,12 +20,8 @@ use evaluation::plan::{self, Job, Plan};
 use evaluation::regime::Regime;
 use evaluation::work::{Bench, Done};
 use evaluation::{checks, pace, parallel, peer};
-use llm::download;
-use llm::gguf::Gguf;
-use llm::linear::Weights;
-use llm::model::Model;
+use llm::opened::Opened;
 use llm::process;
-use llm::tokenizer::Tokenizer;
 use tasks::{Frame, Task};
 
 /// Runs a model on tasks, replays what it demanded under every policy, and writes tables and charts.
@@ -75,13 +71,7 @@ fn run(options: &Options) -> Result<()> {
     let workers = options.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let work = if options.short { options.work.join("short") } else { options.work.clone() };
     std::fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
-    let path = match &options.model {
-        Some(path) => path.clone(),
-        None => download::fetch(|what| eprintln!("{what}"))?,
-    };
-    let mut file = Gguf::open(&path)?;
-    let tokenizer = Tokenizer::from_metadata(file.metadata())?;
-    let model = Model::load(&mut file, Weights::Fast, |_, _| {})?;
+    let Opened { name, file, tokenizer, model } = Opened::open(options.model.as_deref())?;
     let frame = Frame { metadata: file.metadata(), tokenizer: &tokenizer };
     let plan = if options.short { plan::short() } else { plan::full() };
 
@@ -93,7 +83,7 @@ fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| if options.short { work.clone() } else { PathBuf::from("docs") });
     let mut findings = Findings {
         plan: &plan,
-        model: path.file_stem().map_or(String::new(), |name| name.to_string_lossy().into_owned()),
+        model: name,
         command: format!(
             "cargo run --features trace --example results{}",
             if options.short { " -- --short" } else { "" }

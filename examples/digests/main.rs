@@ -21,12 +21,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use llm::download;
-use llm::gguf::Gguf;
-use llm::linear::Weights;
-use llm::model::Model;
+use llm::opened::Opened;
 use llm::process;
-use llm::tokenizer::Tokenizer;
 use tasks::Frame;
 
 /// Compares page digests: by the pages that they find, and by what a model does with these.
@@ -60,13 +56,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let path = match &options.model {
-        Some(path) => path.clone(),
-        None => download::fetch(|what| eprintln!("{what}"))?,
-    };
-    let mut file = Gguf::open(&path)?;
-    let tokenizer = Tokenizer::from_metadata(file.metadata())?;
-    let model = Model::load(&mut file, Weights::Fast, |_, _| {})?;
+    let Opened { file, tokenizer, model, .. } = Opened::open(options.model.as_deref())?;
     let frame = Frame { metadata: file.metadata(), tokenizer: &tokenizer };
     let mut candidates = candidate::all(model.config().head_dim);
     candidates.retain(|candidate| {

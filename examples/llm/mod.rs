@@ -12,6 +12,7 @@
 //! chat       a prompt in the model's own template
 //! sampler    logits to the next id
 //! engine     prefill, decode, stop
+//! opened     a model file with its tokenizer and weights
 //! options    the command line of `generate`
 //! report     what a run did, as a table and as JSON
 //! process    threads, errors, exit codes and progress of the programs
@@ -28,6 +29,7 @@ pub mod engine;
 pub mod gguf;
 pub mod linear;
 pub mod model;
+pub mod opened;
 pub mod options;
 pub mod process;
 pub mod report;

@@ -47,8 +47,8 @@ const ROUNDS: usize = 7;
 
 impl Cache<CudaBackend> {
     /// Measures gather and DMA on this device, at the cache's page size and 1 to 4,096 pages, and has
-    /// [`FetchPath::Auto`](crate::FetchPath::Auto) go by it from now on. No step may be under
-    /// way on the stream that is to be fast, and the pages of the cache are left alone.
+    /// [`FetchPath::Auto`](crate::FetchPath::Auto) go by it from now on. The device should
+    /// have nothing else to do meanwhile. The pages of the cache are left alone.
     ///
     /// # Errors
     /// Memory for the measurement cannot be had, or the driver fails.
