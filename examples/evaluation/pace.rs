@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use wakekv::Cpu;
-use wakekv::Digest::KeySketch2;
+use wakekv::Digest::RotatedSketch2;
 
 use crate::llm::attention::{Kind, Memory};
 use crate::llm::cached::Cached;
@@ -38,9 +38,9 @@ pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Pace>> {
     let context = Context::read(model, ids, |_| ())?;
     let ways = [
         (Reads::Full, 1),
-        (Reads::Digest(KeySketch2, 16), 1),
-        (Reads::Digest(KeySketch2, 16), 4),
-        (Reads::Digest(KeySketch2, 16), 16),
+        (Reads::Digest(RotatedSketch2, 16), 1),
+        (Reads::Digest(RotatedSketch2, 16), 4),
+        (Reads::Digest(RotatedSketch2, 16), 16),
     ];
     let mut memories = Vec::new();
     for (reads, every) in ways {

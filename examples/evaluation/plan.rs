@@ -1,6 +1,6 @@
 //! Which runs there are.
 
-use wakekv::Digest::{KeySketch2, MinMax};
+use wakekv::Digest::{MinMax, RotatedSketch2, RotatedSketch3};
 
 use crate::tasks::Task;
 use crate::tasks::run::Reads;
@@ -57,16 +57,20 @@ pub fn full() -> Plan {
         jobs.extend(others.chain(story).map(job));
     }
     let mut reads = vec![Reads::Full];
-    for pages in [16, 8, 4] {
-        reads.extend([Reads::Digest(KeySketch2, pages), Reads::Digest(MinMax, pages)]);
-    }
+    reads.extend([16, 8, 4].map(|pages| Reads::Digest(RotatedSketch2, pages)));
+    reads.extend([8, 4].map(|pages| Reads::Digest(RotatedSketch3, pages)));
+    reads.extend([16, 8].map(|pages| Reads::Digest(MinMax, pages)));
     // Where a digest has something left to lose.
     reads.extend([8, 4].map(Reads::Oracle));
+    reads.extend([16, 8].map(|pages| Reads::Sticky(RotatedSketch2, pages)));
+    reads.push(Reads::Relaxed(RotatedSketch2, 16));
+    reads.extend([16, 8].map(Reads::Evict));
+    reads.extend([32, 16].map(Reads::SnapKv));
     reads.push(Reads::Window(16));
     Plan {
         jobs,
         reads,
-        recorded: (Reads::Digest(KeySketch2, 16), 32),
+        recorded: (Reads::Digest(RotatedSketch2, 16), 32),
         least: 128,
         budgets: vec![16, 20, 24, 32, 48, 64, 96],
         attentive: vec![Task::Needle, Task::Copy, Task::Chain],
@@ -86,8 +90,16 @@ pub fn short() -> Plan {
             job(Task::Chain, 0),
             job(Task::Chain, 1),
         ],
-        reads: vec![Reads::Full, Reads::Oracle(8), Reads::Digest(KeySketch2, 8), Reads::Window(8)],
-        recorded: (Reads::Digest(KeySketch2, 8), 12),
+        reads: vec![
+            Reads::Full,
+            Reads::Oracle(8),
+            Reads::Digest(RotatedSketch2, 8),
+            Reads::Sticky(RotatedSketch2, 8),
+            Reads::Evict(8),
+            Reads::SnapKv(8),
+            Reads::Window(8),
+        ],
+        recorded: (Reads::Digest(RotatedSketch2, 8), 12),
         least: 48,
         budgets: vec![8, 12, 16, 24],
         attentive: vec![Task::Needle],

@@ -12,7 +12,7 @@ use crate::llm::tokenizer::Tokenizer;
 use crate::tasks::Frame;
 use crate::tasks::context::Context;
 use crate::tasks::record::record;
-use crate::tasks::run::{Decoding, Score};
+use crate::tasks::run::{Decoding, Reads, Score};
 
 /// What a run left, beside its trace and its log on disk.
 #[derive(Clone, Debug)]
@@ -29,6 +29,9 @@ pub struct Done {
     /// Whether a run without a limit on memory wrote the same ids, where one was made.
     pub same: Option<bool>,
 }
+
+/// The folder in a run's folder that holds what was demanded with [`Reads::Sticky`].
+pub const STICKY: &str = "sticky";
 
 /// What is compared of counters.
 pub fn numbers(counts: &Counts) -> [u64; 6] {
@@ -85,7 +88,12 @@ impl Bench<'_> {
             recorded.tensors.save(folder.join("tensors.npz"))?;
         }
 
-        let (reads, _) = self.plan.recorded;
+        let (reads, budget) = self.plan.recorded;
+        if let Reads::Digest(digest, pages) = reads {
+            on("recording with stickiness");
+            let sticky = record(recording, &context, &script, (Reads::Sticky(digest, pages), budget), || ())?;
+            sticky.trace.save(folder.join(STICKY))?;
+        }
         let same = job.compared.then(|| {
             on("comparing");
             let mut memory = reads.memory(self.model.config(), &context, recording.room(&script))?;

@@ -2,12 +2,14 @@
 
 use anyhow::{Result, ensure};
 use wakekv::Cpu;
+use wakekv::sim::tokens::{TokenPolicy, survivors};
+use wakekv::trace::Tensors;
 
 use super::run::Reads;
 use crate::llm::attention::{Attention, Kind, Memory, Pass};
 use crate::llm::cached::Cached;
 use crate::llm::engine;
-use crate::llm::model::{Logits, Model};
+use crate::llm::model::{Config, Logits, Model};
 
 /// Prompt tokens per forward pass.
 const CHUNK: usize = 512;
@@ -50,6 +52,42 @@ impl Context {
             on(memory.len());
         }
         Ok(Context { tokens: ids.len(), layers: memory.tap.layers })
+    }
+
+    /// As recorded tensors, the last queries among them.
+    pub fn tensors(&self, config: &Config) -> Result<Tensors> {
+        let scale = (config.head_dim as f32).sqrt().recip();
+        let mut tensors = Tensors::new(&config.geometry().build()?, scale, self.tokens, OBSERVED);
+        let observed = self.tokens.min(OBSERVED);
+        for (index, layer) in self.layers.iter().enumerate() {
+            tensors.append(index, &layer.keys, &layer.values)?;
+            tensors.queries(index, self.tokens - observed, &layer.queries)?;
+        }
+        Ok(tensors)
+    }
+
+    /// What a policy that destroys tokens leaves of it, `budget` tokens of every head.
+    pub fn after(&self, config: &Config, policy: TokenPolicy<'_>, budget: usize) -> Result<Self> {
+        let kept = survivors(&self.tensors(config)?, policy, budget)?;
+        let tokens = kept.first().map_or(0, Vec::len);
+        ensure!(kept.iter().all(|kept| kept.len() == tokens), "the policy leaves heads different numbers of tokens");
+        let (heads, dim) = (config.kv_heads, config.head_dim);
+        let gather = |layer: usize, rows: &[f32]| {
+            let mut left = Vec::with_capacity(tokens * heads * dim);
+            for index in 0..tokens {
+                for head in 0..heads {
+                    let token = kept[layer * heads + head][index] as usize;
+                    left.extend_from_slice(&rows[(token * heads + head) * dim..][..dim]);
+                }
+            }
+            left
+        };
+        let layers = self.layers.iter().enumerate().map(|(index, layer)| Layer {
+            keys: gather(index, &layer.keys),
+            values: gather(index, &layer.values),
+            queries: Vec::new(),
+        });
+        Ok(Context { tokens, layers: layers.collect() })
     }
 
     /// Writes the context into a memory, as a prompt of one step.

@@ -1,6 +1,7 @@
 //! Attention over the pages that a head's true logits choose: what any digest is measured against.
 
 use anyhow::Result;
+use wakekv::table::{HeadTable, Phase, Pins};
 use wakekv::{Cache, CpuBackend, Entry, Geometry, PageLists, Sequence, Step};
 
 use crate::llm::attention::{Attention, Kind, Memory, Pass};
@@ -13,6 +14,8 @@ pub struct Oracle {
     count: usize,
     /// Per layer and KV head `[tokens, head_dim]`.
     keys: Vec<Vec<f32>>,
+    /// Where what is evicted is destroyed: per layer and KV head what is left.
+    mortal: Option<Vec<Mortal>>,
 }
 
 impl Oracle {
@@ -20,7 +23,14 @@ impl Oracle {
     pub fn new(mut cache: Cache, count: usize) -> Self {
         let sequence = cache.insert();
         let keys = vec![Vec::new(); cache.geometry().heads()];
-        Self { cache, sequence, count, keys }
+        Self { cache, sequence, count, keys, mortal: None }
+    }
+
+    /// The same where a page that loses its way, of `budget` per head, is destroyed. As in the replay, what the prompt leaves behind
+    /// is there until it is first read.
+    pub fn evicting(cache: Cache, count: usize, budget: usize) -> Self {
+        let heads = cache.geometry().heads();
+        Self { mortal: Some((0..heads).map(|_| Mortal::new(budget)).collect()), ..Self::new(cache, count) }
     }
 }
 
@@ -33,7 +43,14 @@ impl Memory for Oracle {
         let before: Vec<usize> = self.keys.iter().map(Vec::len).collect();
         let geometry = *self.cache.geometry();
         let mut step = self.cache.step(&[entry])?;
-        let mut choosing = Choosing { step: &mut step, kind, geometry, count: self.count, keys: &mut self.keys };
+        let mut choosing = Choosing {
+            step: &mut step,
+            kind,
+            geometry,
+            count: self.count,
+            keys: &mut self.keys,
+            mortal: self.mortal.as_deref_mut(),
+        };
         let logits = pass(&mut choosing).and_then(|logits| step.finish().map(|_| logits).map_err(Into::into));
         if logits.is_err() {
             self.keys.iter_mut().zip(before).for_each(|(keys, len)| keys.truncate(len));
@@ -53,6 +70,7 @@ struct Choosing<'a, 'c> {
     geometry: Geometry,
     count: usize,
     keys: &'a mut Vec<Vec<f32>>,
+    mortal: Option<&'a mut [Mortal]>,
 }
 
 impl Attention for Choosing<'_, '_> {
@@ -61,7 +79,13 @@ impl Attention for Choosing<'_, '_> {
         let (mut offsets, mut pages) = (vec![0], Vec::new());
         for kv_head in 0..self.geometry.kv_heads() {
             if self.kind == Kind::Generated && self.count > 0 {
-                pages.extend(self.best(layer, kv_head, q));
+                let best = self.best(layer, kv_head, q);
+                let head = layer * self.geometry.kv_heads() + kv_head;
+                if let Some(mortal) = &mut self.mortal {
+                    let pages = self.keys[head].len().div_ceil(self.geometry.page_tokens() * self.geometry.head_dim());
+                    mortal[head].read(pages as u32, &best)?;
+                }
+                pages.extend(best);
             }
             offsets.push(pages.len() as u32);
         }
@@ -95,8 +119,57 @@ impl Choosing<'_, '_> {
         let mut scored: Vec<(f32, u32)> =
             keys.chunks(g.page_tokens() * g.head_dim()).zip(0..).map(|(page, number)| (score(page), number)).collect();
         let last = scored.len() as u32 - 1;
-        scored.retain(|&(_, page)| page > 0 && page + 1 < last);
+        let mortal = self.mortal.as_ref().map(|mortal| &mortal[layer * self.geometry.kv_heads() + kv_head]);
+        let is_left = |page: u32| mortal.is_none_or(|mortal| mortal.has(page));
+        scored.retain(|&(_, page)| page > 0 && page + 1 < last && is_left(page));
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         scored.iter().take(self.count).map(|&(_, page)| page).collect()
+    }
+}
+
+/// What is left of one head's pages where eviction destroys.
+struct Mortal {
+    table: HeadTable,
+    budget: usize,
+    steps: u64,
+    /// Pages that a decode step has read or opened. Others are left from the prompt.
+    seen: Vec<bool>,
+}
+
+/// The first page and the two last ones are always read.
+const PINS: Pins = Pins { sinks: 1, recent: 1 };
+
+impl Mortal {
+    fn new(budget: usize) -> Self {
+        Mortal { table: HeadTable::new(), budget, steps: 0, seen: Vec::new() }
+    }
+
+    fn has(&self, page: u32) -> bool {
+        self.table.slot_of(page).is_some() || !self.seen.get(page as usize).is_some_and(|&seen| seen)
+    }
+
+    /// A decode step that ends with so many pages reads the pinned ones and `best`.
+    fn read(&mut self, pages: u32, best: &[u32]) -> Result<()> {
+        self.steps += 1;
+        let phase = if self.steps == 1 { Phase::Prefill } else { Phase::Decode };
+        while (self.table.pages() as u32) < pages {
+            if self.table.ways() < self.budget {
+                self.table.grant(self.table.ways() as u32);
+            }
+            self.table.open(self.steps, phase, PINS, None)?;
+            self.seen.push(phase == Phase::Decode);
+        }
+        if phase == Phase::Prefill {
+            // What is resident when the prompt ends has no other copy.
+            (0..pages).for_each(|page| self.seen[page as usize] = self.table.slot_of(page).is_some());
+        }
+        let mut demand: Vec<u32> =
+            best.iter().copied().chain((0..pages).filter(|&page| PINS.contain(page, pages - 1))).collect();
+        demand.sort_unstable();
+        demand.dedup();
+        demand.iter().for_each(|&page| self.seen[page as usize] = true);
+        self.steps += 1;
+        self.table.demand(self.steps, Phase::Decode, &demand, &mut Vec::new())?;
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use wakekv::trace::{Recorder, Tensors, Trace};
 use wakekv::{Counts, Cpu};
 
 use super::Script;
-use super::context::{Context, OBSERVED, Tap, Tapped};
+use super::context::{Context, Tap, Tapped};
 use super::run::{Answer, Decoding, Reads};
 use crate::llm::cached::Cached;
 
@@ -43,32 +43,19 @@ pub fn record(
     (reads, budget): (Reads, usize),
     on: impl FnMut(),
 ) -> Result<Recording> {
-    if matches!(reads, Reads::Oracle(_) | Reads::Window(_)) {
+    if !matches!(reads, Reads::Full | Reads::Digest(..) | Reads::Sticky(..) | Reads::Relaxed(..)) {
         bail!("only what the cache chooses itself can be recorded");
     }
-    let recorder = Recorder::new();
+    let recorder = Recorder::with_scores();
     let builder = reads.cache(decoding.model.config(), context.tokens + decoding.room(script))?;
     let cache = builder.pages_per_head(budget).observer(recorder.clone()).build(Cpu::new().threads(1))?;
-    let tensors = begun(decoding, context)?;
+    let tensors = context.tensors(decoding.model.config())?;
     let mut memory = Tapped { inner: Cached::new(cache), tap: tensors };
     context.write(&mut memory.inner)?;
     let answer = decoding.run(script, &mut memory, on)?;
     let Tapped { inner, tap: tensors } = memory;
     let trace = recorder.take(inner.sequence()).context("the cache showed nothing to the recorder")?;
     Ok(Recording { trace, answer, live: inner.decode().counts, tensors })
-}
-
-/// The tensors of the context.
-fn begun(decoding: Decoding<'_>, context: &Context) -> Result<Tensors> {
-    let config = decoding.model.config();
-    let scale = (config.head_dim as f32).sqrt().recip();
-    let mut tensors = Tensors::new(&config.geometry().build()?, scale, context.tokens, OBSERVED);
-    let observed = context.tokens.min(OBSERVED);
-    for (index, layer) in context.layers.iter().enumerate() {
-        tensors.append(index, &layer.keys, &layer.values)?;
-        tensors.queries(index, context.tokens - observed, &layer.queries)?;
-    }
-    Ok(tensors)
 }
 
 impl Tap for Tensors {

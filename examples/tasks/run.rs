@@ -3,12 +3,13 @@
 use std::ops::AddAssign;
 
 use anyhow::{Context as _, Result};
+use wakekv::sim::tokens::{SnapKv, TokenPolicy};
 use wakekv::{Cache, CacheBuilder, Cpu, DType, Digest, Reservoir, Selection};
 
 use super::context::Context;
 use super::oracle::Oracle;
 use super::{Measure, Rest, Script};
-use crate::llm::attention::{Kind, Memory};
+use crate::llm::attention::{Kind, Memory, Pass};
 use crate::llm::cached::Cached;
 use crate::llm::engine;
 use crate::llm::model::{Config, Logits, Model};
@@ -22,11 +23,25 @@ pub enum Reads {
     Full,
     /// The best by a digest.
     Digest(Digest, usize),
+    /// The same, where what the last token read is worth more by [`STICKINESS`].
+    Sticky(Digest, usize),
+    /// The same, chosen anew every [`RELAXED`] tokens.
+    Relaxed(Digest, usize),
     /// The best by the true logits.
     Oracle(usize),
     /// The first page and the last ones.
     Window(usize),
+    /// The best by the true logits of those that are left, where a head keeps twice as many pages and destroys what it evicts.
+    Evict(usize),
+    /// What SnapKV leaves of the context, in as many tokens as the pages hold, and everything after it.
+    SnapKv(usize),
 }
+
+/// [`CacheBuilder::stickiness`] of [`Reads::Sticky`].
+pub const STICKINESS: f32 = 0.5;
+
+/// [`CacheBuilder::reselect_every`] of [`Reads::Relaxed`]: as often as WakeKV's frozen policy ranks its pages.
+pub const RELAXED: usize = 16;
 
 /// Pages that every selection holds: the first, the last and the one before it. They are part of the number of pages in [`Reads`].
 pub const PINNED: usize = 3;
@@ -37,10 +52,18 @@ impl Reads {
         match self {
             Reads::Full => "full",
             Reads::Digest(Digest::MinMax, _) => "min/max",
+            Reads::Digest(Digest::CuboidMean, _) => "cuboid mean",
             Reads::Digest(Digest::KeySketch2, _) => "2-bit keys",
+            Reads::Digest(Digest::RotatedSketch1, _) => "rotated, 1 bit",
+            Reads::Digest(Digest::RotatedSketch2, _) => "rotated, 2 bits",
+            Reads::Digest(Digest::RotatedSketch3, _) => "rotated, 3 bits",
             Reads::Digest(..) => "digest",
+            Reads::Sticky(..) => "sticky",
+            Reads::Relaxed(..) => "relaxed",
             Reads::Oracle(_) => "oracle",
             Reads::Window(_) => "window",
+            Reads::Evict(_) => "evict",
+            Reads::SnapKv(_) => "SnapKV",
         }
     }
 
@@ -48,7 +71,8 @@ impl Reads {
     pub fn pages(self) -> Option<usize> {
         match self {
             Reads::Full => None,
-            Reads::Digest(_, pages) | Reads::Oracle(pages) | Reads::Window(pages) => Some(pages),
+            Reads::Digest(_, pages) | Reads::Sticky(_, pages) | Reads::Relaxed(_, pages) => Some(pages),
+            Reads::Oracle(pages) | Reads::Window(pages) | Reads::Evict(pages) | Reads::SnapKv(pages) => Some(pages),
         }
     }
 
@@ -56,27 +80,56 @@ impl Reads {
     pub fn cache(self, model: &Config, tokens: usize) -> Result<CacheBuilder> {
         let geometry = model.geometry().dtype(DType::F16).build()?;
         let selection = match self {
-            Reads::Full => Selection::All,
-            Reads::Digest(digest, pages) => {
+            Reads::Full | Reads::SnapKv(_) => Selection::All,
+            Reads::Digest(digest, pages) | Reads::Sticky(digest, pages) | Reads::Relaxed(digest, pages) => {
                 Selection::top_pages(pages.saturating_sub(PINNED)).pinned(1, 1).scored_by(digest)
             }
-            Reads::Oracle(_) => Selection::Explicit { sink_pages: 1, recent_pages: 1 },
+            Reads::Oracle(_) | Reads::Evict(_) => Selection::Explicit { sink_pages: 1, recent_pages: 1 },
             Reads::Window(pages) => Selection::Explicit { sink_pages: 1, recent_pages: pages.saturating_sub(2) },
         };
         let reservoir = Reservoir::memory(geometry.sequence_bytes(tokens) as u64);
-        Ok(Cache::builder(geometry).reservoir(reservoir).selection(selection))
+        let builder = Cache::builder(geometry).reservoir(reservoir).selection(selection);
+        Ok(match self {
+            Reads::Sticky(..) => builder.stickiness(STICKINESS),
+            Reads::Relaxed(..) => builder.reselect_every(RELAXED),
+            _ => builder,
+        })
     }
 
     /// A memory that holds a context and is read in this way, with room for `more` tokens.
     pub fn memory(self, model: &Config, context: &Context, more: usize) -> Result<Box<dyn Memory>> {
+        if let Reads::SnapKv(pages) = self {
+            let tokens = pages * model.geometry().build()?.page_tokens();
+            let kept = context.after(model, TokenPolicy::SnapKv(SnapKv::default()), tokens)?;
+            let missing = context.tokens - kept.tokens;
+            let inner = Reads::Full.memory(model, &kept, more)?;
+            return Ok(Box::new(Shortened { inner, missing }));
+        }
         let cache = self.cache(model, context.tokens + more)?.build(Cpu::new().threads(1))?;
         let mut memory: Box<dyn Memory> = match self {
             Reads::Oracle(pages) => Box::new(Oracle::new(cache, pages.saturating_sub(PINNED))),
+            Reads::Evict(pages) => Box::new(Oracle::evicting(cache, pages.saturating_sub(PINNED), 2 * pages)),
             Reads::Window(_) => Box::new(Oracle::new(cache, 0)),
             _ => Box::new(Cached::new(cache)),
         };
         context.write(memory.as_mut())?;
         Ok(memory)
+    }
+}
+
+/// A memory that has lost tokens: what comes next still has the position that it had.
+struct Shortened {
+    inner: Box<dyn Memory>,
+    missing: usize,
+}
+
+impl Memory for Shortened {
+    fn step(&mut self, kind: Kind, tokens: usize, pass: Pass<'_>) -> Result<Vec<f32>> {
+        self.inner.step(kind, tokens, pass)
+    }
+
+    fn len(&self) -> usize {
+        self.inner.len() + self.missing
     }
 }
 

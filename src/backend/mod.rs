@@ -123,6 +123,17 @@ pub struct HeadDemand<'a> {
     pub places: &'a [Place],
     /// The sums.
     pub tally: Tally,
+    /// What its pages were worth, if they have been scored in this step.
+    pub scores: Option<Scores<'a>>,
+}
+
+/// What a selection found the pages of a head to be worth, by digest: logits, raised by the stickiness where there is one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores<'a> {
+    /// The first page that was scored.
+    pub first: u32,
+    /// One for each page from there on.
+    pub scores: &'a [f32],
 }
 
 /// A device that is set up.

@@ -42,6 +42,8 @@ pub struct Recorder(Arc<Mutex<Recording>>);
 
 #[derive(Debug, Default)]
 struct Recording {
+    /// Whether the scores of all pages are kept.
+    scores: bool,
     shape: Option<Shape>,
     runs: HashMap<Sequence, Run>,
 }
@@ -57,6 +59,11 @@ impl Recorder {
     /// A recorder that has recorded nothing.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A recorder that also keeps what every selection found every page to be worth: 4 bytes per page, head and step.
+    pub fn with_scores() -> Self {
+        Recorder(Arc::new(Mutex::new(Recording { scores: true, ..Recording::default() })))
     }
 
     /// The finished steps of a sequence, which are forgotten. A sequence that goes on must not be taken: its next steps would not follow
@@ -99,16 +106,24 @@ impl Observer for Recorder {
 
     fn attended(&mut self, part: Part, head: usize, demand: HeadDemand<'_>) {
         let mut recording = self.0.lock();
+        let keep_scores = recording.scores;
         let Some(run) = recording.run(part) else { return };
         if let (Some(stream), Some(tally)) = (run.trace.heads.get_mut(head), run.tallies.get_mut(head)) {
             stream.extend(demand.pages, &[]);
+            if keep_scores {
+                stream.scored.push(demand.scores);
+            }
             *tally = demand.tally;
         }
     }
 
     fn finished(&mut self, part: Part) {
         let mut recording = self.0.lock();
+        let keep_scores = recording.scores;
         let Some(run) = recording.run(part) else { return };
+        if keep_scores {
+            run.trace.heads.iter_mut().for_each(|head| head.end_scores());
+        }
         let mark = Mark { step: part.step, phase: part.phase, start: part.start, tokens: part.tokens };
         run.trace.end_step(mark, Some(&run.tallies));
         run.tallies.fill(Tally::default());

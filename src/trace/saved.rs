@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::arrays::{Reader, Writer, format, io};
 use super::{Mark, Shape, Trace, TraceError};
+use crate::backend::Scores;
 use crate::table::{Phase, Pins, Tally};
 
 impl Trace {
@@ -18,6 +19,8 @@ impl Trace {
     /// | `pages` | uint32 | demanded pages | the heads' lists, one after the other |
     /// | `masses` | float32 | demanded pages | attention mass, where it is known |
     /// | `tallies` | uint32 | heads, steps, 5 | hits, compulsory, capacity, overflow, evictions, where they were counted live |
+    /// | `scored` | uint32 | heads, steps, 2 | the first page that was scored and how many, where scores were recorded |
+    /// | `scores` | float32 | scored pages | their scores, heads outermost |
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -44,6 +47,12 @@ impl Trace {
             let tallies = self.heads.iter().flat_map(|head| &head.tallies);
             let tallies = tallies.flat_map(|t| [t.hits, t.compulsory, t.capacity, t.overflow, t.evictions]);
             arrays.array("tallies", &[heads, steps, 5], tallies)?;
+        }
+        if self.heads.iter().all(|head| head.scored.rows.len() == head.ends.len()) {
+            let rows = self.heads.iter().flat_map(|head| &head.scored.rows);
+            arrays.array("scored", &[heads, steps, 2], rows.flatten().copied())?;
+            let scores = self.heads.iter().map(|head| head.scored.scores.len() as u64).sum();
+            arrays.array("scores", &[scores], self.heads.iter().flat_map(|head| head.scored.scores.iter().copied()))?;
         }
         arrays.finish()?;
         let Shape { layers, heads_per_layer, page_tokens, pins, budget } = self.shape;
@@ -122,7 +131,26 @@ impl Trace {
                 evictions: t[4],
             }));
         }
+        if let Some((_, rows)) = arrays.optional::<u32>("scored")? {
+            let (_, scores) = arrays.array::<f32>("scores")?;
+            trace.take_scores(&rows, &scores).ok_or_else(|| wrong("scored pages and scores do not fit each other"))?;
+        }
         Ok(trace)
+    }
+
+    /// Takes the arrays `scored` and `scores`, unless they do not fit.
+    fn take_scores(&mut self, rows: &[u32], mut scores: &[f32]) -> Option<()> {
+        let steps = self.marks.len();
+        if rows.len() != 2 * steps * self.heads.len() {
+            return None;
+        }
+        for (head, rows) in self.heads.iter_mut().zip(rows.chunks_exact((2 * steps).max(1))) {
+            for row in rows.chunks_exact(2) {
+                let own = scores.split_off(..row[1] as usize)?;
+                head.scored.push(Some(Scores { first: row[0], scores: own }));
+            }
+        }
+        scores.is_empty().then_some(())
     }
 }
 

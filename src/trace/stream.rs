@@ -1,5 +1,6 @@
 //! The demands of one head.
 
+use crate::backend::Scores;
 use crate::table::Tally;
 
 /// What one head demanded, step by step: lists of pages, one after the other, and where each ends.
@@ -11,11 +12,48 @@ pub struct Stream {
     pub(super) masses: Vec<f32>,
     /// As long as `ends`, or empty.
     pub(super) tallies: Vec<Tally>,
+    pub(super) scored: Scored,
+}
+
+/// Scores of a head's pages, step by step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Scored {
+    /// Per step the first page that was scored, and how many there were: as long as the stream's `ends`, or empty.
+    pub rows: Vec<[u32; 2]>,
+    /// Per row, where its scores begin.
+    starts: Vec<usize>,
+    pub scores: Vec<f32>,
+}
+
+impl Scored {
+    const fn new() -> Self {
+        Scored { rows: Vec::new(), starts: Vec::new(), scores: Vec::new() }
+    }
+
+    /// Adds a step's scores.
+    pub fn push(&mut self, scores: Option<Scores<'_>>) {
+        let Scores { first, scores } = scores.unwrap_or(Scores { first: 0, scores: &[] });
+        self.rows.push([first, scores.len() as u32]);
+        self.starts.push(self.scores.len());
+        self.scores.extend_from_slice(scores);
+    }
+
+    fn of(&self, step: usize) -> Option<Scores<'_>> {
+        let (&[first, len], &start) = self.rows.get(step).zip(self.starts.get(step))?;
+        let scores = self.scores.get(start..start + len as usize)?;
+        (len > 0).then_some(Scores { first, scores })
+    }
+
+    fn truncate(&mut self, steps: usize) {
+        self.scores.truncate(self.starts.get(steps).copied().unwrap_or(self.scores.len()));
+        self.rows.truncate(steps);
+        self.starts.truncate(steps);
+    }
 }
 
 impl Stream {
     pub(crate) const fn new() -> Self {
-        Stream { ends: Vec::new(), pages: Vec::new(), masses: Vec::new(), tallies: Vec::new() }
+        Stream { ends: Vec::new(), pages: Vec::new(), masses: Vec::new(), tallies: Vec::new(), scored: Scored::new() }
     }
 
     /// Steps.
@@ -39,6 +77,11 @@ impl Stream {
             return None;
         }
         self.range(step).and_then(|range| self.masses.get(range))
+    }
+
+    /// What the step's selection found the pages to be worth, where it scored any and that was recorded.
+    pub fn scores(&self, step: usize) -> Option<Scores<'_>> {
+        self.scored.of(step)
     }
 
     /// What the cache that was recorded counted.
@@ -67,9 +110,17 @@ impl Stream {
         self.tallies.extend(tally);
     }
 
+    /// Ends the scores of a step, which may have had none. Comes before [`end_step`](Self::end_step).
+    pub(super) fn end_scores(&mut self) {
+        if self.scored.rows.len() == self.ends.len() {
+            self.scored.push(None);
+        }
+    }
+
     /// Forgets pages of a step that has not ended.
     pub(super) fn forget_open(&mut self) {
         self.pages.truncate(self.ends.last().copied().unwrap_or(0));
         self.masses.truncate(self.pages.len());
+        self.scored.truncate(self.ends.len());
     }
 }

@@ -64,14 +64,29 @@ pub fn destroy_tokens(
     if (shape.layers, shape.heads_per_layer) != (tensors.layers(), tensors.kv_heads()) {
         return Err(SimError::Tensors { reason: "their layers and KV heads are not the trace's" });
     }
-    let died = match policy {
-        TokenPolicy::SnapKv(settings) => snapkv::run(tensors, settings, budget)?,
-        TokenPolicy::RKv(settings) => rkv::run(tensors, settings, budget)?,
-        TokenPolicy::ReasonAlloc(settings) => reasonalloc::run(tensors, settings, budget)?,
-    };
-    let survival = Survival { died };
+    let survival = Survival { died: run(tensors, policy, budget)? };
     let heads = (0..shape.heads()).map(|head| count(demands, &survival, head)).collect();
     Ok(Replay { outcome: Outcome { shape, heads }, reads: Reads::Tokens(survival) })
+}
+
+/// The tokens of each head that a policy has left once the prompt has ended, ascending: what a generation would begin with.
+///
+/// # Errors
+/// As [`destroy_tokens`].
+pub fn survivors(tensors: &Tensors, policy: TokenPolicy<'_>, budget: usize) -> Result<Vec<Vec<u32>>, SimError> {
+    let prompt = tensors.prompt_tokens() as u32;
+    let left =
+        |died: Vec<u32>| (0..prompt).zip(died).filter(|&(_, died)| died > prompt).map(|(token, _)| token).collect();
+    Ok(run(tensors, policy, budget)?.into_iter().map(left).collect())
+}
+
+/// Per head and token, when it dies.
+fn run(tensors: &Tensors, policy: TokenPolicy<'_>, budget: usize) -> Result<Vec<Vec<u32>>, SimError> {
+    match policy {
+        TokenPolicy::SnapKv(settings) => snapkv::run(tensors, settings, budget),
+        TokenPolicy::RKv(settings) => rkv::run(tensors, settings, budget),
+        TokenPolicy::ReasonAlloc(settings) => reasonalloc::run(tensors, settings, budget),
+    }
 }
 
 fn count(demands: &Demands, survival: &Survival, head: usize) -> HeadOutcome {

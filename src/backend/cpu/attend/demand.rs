@@ -6,7 +6,7 @@ use super::super::tables::Head;
 use super::super::threads::Shares;
 use super::super::{CpuBackend, CpuTensor, Parts};
 use super::Lane;
-use crate::backend::{EntryPlan, StepPlan};
+use crate::backend::{EntryPlan, Scores, StepPlan};
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::selection::{PageLists, Selection};
@@ -20,6 +20,15 @@ pub(super) struct Scoring {
     scores: Vec<f32>,
     /// Candidates, to be partitioned by score.
     order: Vec<u32>,
+    /// The first candidate, if this step has scored any.
+    first: Option<u32>,
+}
+
+impl Scoring {
+    /// What this step has scored.
+    pub(super) fn scores(&self) -> Option<Scores<'_>> {
+        self.first.map(|first| Scores { first, scores: &self.scores })
+    }
 }
 
 impl CpuBackend {
@@ -49,6 +58,7 @@ impl CpuBackend {
             let entry = &plan.entries[lane.entry];
             gather_queries(geometry, parts.scale, entry, lane, q, rows);
             lane.pages.clear();
+            lane.scoring.first = None;
             let last = geometry.pages(entry.start + entry.tokens) as u32 - 1;
             let pinned = Pinned::new(parts.pins, geometry.sealed_pages(entry.start) as u32, last);
             match (entry.phase, selection) {
@@ -148,7 +158,7 @@ fn select(
     scoring: &mut Scoring,
     selected: &mut Vec<u32>,
 ) {
-    let Scoring { hosts, scores, order } = scoring;
+    let Scoring { hosts, scores, order, first } = scoring;
     let Wanted { candidates, count, kept, stickiness } = wanted;
     selected.clear();
     if count >= candidates.len() {
@@ -172,6 +182,7 @@ fn select(
             *score = f32::INFINITY;
         }
     }
+    *first = Some(candidates.start);
     order.clear();
     order.extend(0..hosts.len() as u32);
     if count > 0 {

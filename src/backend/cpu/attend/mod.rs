@@ -235,7 +235,8 @@ impl Scratch {
     /// What the head of a lane demanded in the layer attended last.
     pub(super) fn demand(&self, lane: usize) -> Option<HeadDemand<'_>> {
         let lane = self.lanes[..self.live].get(lane)?;
-        Some(HeadDemand { pages: &lane.pages, places: &lane.places, tally: lane.tally })
+        let scores = lane.scoring.scores();
+        Some(HeadDemand { pages: &lane.pages, places: &lane.places, tally: lane.tally, scores })
     }
 }
 
