@@ -90,30 +90,10 @@ pub use outcome::{Bandwidths, HeadOutcome, Outcome, Point, Traffic, at_memory};
 pub use quality::{HeadQuality, Quality, judge};
 pub use replay::{Replay, replay};
 
-use crate::residency::{Arc, BalanceSettings, Frequency, Lru, S3Fifo, Sieve};
+pub use crate::residency::Rule;
+use crate::residency::{Arc, BalanceSettings, Frequency, Lru, S3Fifo, Sieve, Standing};
 use crate::table::TableError;
 use crate::trace::Trace;
-
-/// Who goes when a page needs a way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Rule {
-    /// [`Lru`], the published rule.
-    Lru,
-    /// [`Frequency`].
-    Frequency,
-    /// [`S3Fifo`].
-    S3Fifo,
-    /// [`Sieve`].
-    Sieve,
-    /// [`Arc`].
-    Arc,
-}
-
-impl Rule {
-    /// All of them, the published one first.
-    pub const ALL: [Rule; 5] = [Rule::Lru, Rule::Frequency, Rule::S3Fifo, Rule::Sieve, Rule::Arc];
-}
 
 /// How pages become resident and stop being so.
 #[derive(Clone, Copy, Debug)]
@@ -205,6 +185,7 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
         (Policy::Reactive(rule), Accounting::Strict) => match rule {
             Rule::Lru => rule::run::<Lru>(trace, budget),
             Rule::Frequency => rule::run::<Frequency>(trace, budget),
+            Rule::Standing => rule::run::<Standing>(trace, budget),
             Rule::S3Fifo => rule::run::<S3Fifo>(trace, budget),
             Rule::Sieve => rule::run::<Sieve>(trace, budget),
             Rule::Arc => rule::run::<Arc>(trace, budget),
@@ -214,6 +195,7 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
         (Policy::Moving(rule, settings), Accounting::Strict) => match rule {
             Rule::Lru => moving::run::<Lru>(trace, budget, settings),
             Rule::Frequency => moving::run::<Frequency>(trace, budget, settings),
+            Rule::Standing => moving::run::<Standing>(trace, budget, settings),
             Rule::S3Fifo => moving::run::<S3Fifo>(trace, budget, settings),
             Rule::Sieve => moving::run::<Sieve>(trace, budget, settings),
             Rule::Arc => moving::run::<Arc>(trace, budget, settings),

@@ -3,6 +3,7 @@
 
 use crate::common::faulty::Handle;
 use crate::common::{Rng, Tensors};
+use wakekv::residency::Rule;
 use wakekv::table::Pins;
 use wakekv::{Cache, CacheBuilder, Cpu, DType, Digest, Geometry, Reservoir, Selection};
 
@@ -42,6 +43,7 @@ pub struct Case {
     pub pins: Pins,
     pub reselect_every: usize,
     pub stickiness: f32,
+    pub replacement: Rule,
     pub budget: Option<usize>,
     /// Pages that the reservoir holds.
     pub groups: usize,
@@ -100,6 +102,7 @@ impl Case {
             pins,
             reselect_every: 1 + rng.below(3),
             stickiness: rng.pick(&[0.0, 0.0, 0.5, 3.0]),
+            replacement: if rng.chance(30) { rng.pick(&Rule::ALL) } else { Rule::Lru },
             budget,
             groups: rng.pick(&[12, 40, 100]),
             ways: rng.chance(50).then(|| budget.unwrap_or(20) + rng.below(20)),
@@ -116,6 +119,7 @@ impl Case {
         let rng = &mut Rng::new(self.seed ^ 0x6E0);
         let g = self.geometry;
         self.stickiness = 0.0; // which CUDA refuses
+        self.replacement = Rule::Lru; // as others are refused
         self.geometry = Geometry::builder()
             .layers(g.layers())
             .kv_heads(g.kv_heads())
@@ -132,7 +136,7 @@ impl Case {
     pub fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder(self.geometry).selection(self.selection);
         let builder = builder.reselect_every(self.reselect_every).stickiness(self.stickiness);
-        let builder = builder.scrub_on_free(self.scrub);
+        let builder = builder.replacement(self.replacement).scrub_on_free(self.scrub);
         let builder = match self.budget {
             Some(budget) => builder.pages_per_head(budget),
             None => builder,

@@ -203,6 +203,9 @@ impl Device for Cuda {
         if self.copy_blocks == 0 || self.copy_blocks > 65_535 {
             return refuse("copy_blocks", self.copy_blocks, "must be from 1 to 65,535");
         }
+        if setup.replacement != Rule::Lru {
+            return refuse("replacement", format_args!("{:?}", setup.replacement), "must be Lru on CUDA");
+        }
         if setup.stickiness != 0.0 {
             return refuse(
                 "stickiness",
