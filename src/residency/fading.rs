@@ -66,11 +66,17 @@ impl Fading {
         }
     }
 
-    /// The pages from `first` on are given these shares of 1.
+    /// The pages from `first` on are given these shares of 1, in the step that [`fade`](Self::fade) is about to begin.
     pub fn add(&mut self, first: u32, shares: impl Iterator<Item = f32>) {
+        let weight = self.weight * self.growth;
         for (heat, share) in self.heat.iter_mut().skip(first as usize).zip(shares) {
-            *heat += self.weight * share;
+            *heat += weight * share;
         }
+    }
+
+    /// What a page has, in units of what counts 1 at time 0.
+    pub fn of(&self, page: u32) -> f32 {
+        self.heat.get(page as usize).copied().unwrap_or(0.0)
     }
 
     pub fn rename(&mut self, from: u32, to: u32) {

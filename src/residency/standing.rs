@@ -18,6 +18,13 @@ pub struct Standing(Fading);
 /// Steps until a use or a near miss counts half.
 const HALF_LIFE: f32 = 6.0;
 
+impl Standing {
+    /// What a page counts, in a unit that all heads share which have taken as many steps.
+    pub(crate) fn of(&self, page: u32) -> f32 {
+        self.0.of(page)
+    }
+}
+
 impl Replacement for Standing {
     fn new() -> Self {
         Standing(Fading::new(HALF_LIFE))
@@ -44,20 +51,8 @@ impl Replacement for Standing {
         self.0.warm(ways);
     }
 
-    fn rate(&mut self, Scores { first, scores }: Scores<'_>, pages: &[u32]) {
-        let is_scored = |page: &&u32| (first as usize..first as usize + scores.len()).contains(&(**page as usize));
-        let chosen = pages.iter().filter(is_scored);
-        let cut = chosen.map(|&page| scores[(page - first) as usize]).fold(f32::INFINITY, f32::min);
-        let mut chosen = pages.iter().copied().filter(|page| is_scored(&page)).peekable();
-        let share = |(page, &score): (u32, &f32)| {
-            if chosen.next_if_eq(&page).is_some() {
-                return 0.0;
-            }
-            let below = cut - score;
-            let share = 1.0 / (1.0 + below + below * below);
-            if share.is_nan() { 0.0 } else { share }
-        };
-        self.0.add(first, (first..).zip(scores).map(share));
+    fn rate(&mut self, scores: Scores<'_>, pages: &[u32]) {
+        self.0.add(scores.first, near_misses(scores, pages));
     }
 
     fn rename(&mut self, from: u32, to: u32) {
@@ -75,4 +70,22 @@ impl Replacement for Standing {
     fn table_bytes(&self) -> usize {
         self.0.table_bytes()
     }
+}
+
+/// What each scored page counts for having been close: nothing if it is among the demanded `pages`.
+fn near_misses<'a>(Scores { first, scores }: Scores<'a>, pages: &'a [u32]) -> impl Iterator<Item = f32> + 'a {
+    let end = first as usize + scores.len();
+    let mut chosen =
+        pages.iter().copied().skip_while(move |&page| page < first).take_while(move |&page| (page as usize) < end);
+    let cut = chosen.clone().map(|page| scores[(page - first) as usize]).fold(f32::INFINITY, f32::min);
+    let mut next = chosen.next();
+    (first..).zip(scores).map(move |(page, &score)| {
+        if next == Some(page) {
+            next = chosen.next();
+            return 0.0;
+        }
+        let below = cut - score;
+        let share = 1.0 / (1.0 + below + below * below);
+        if share.is_nan() { 0.0 } else { share }
+    })
 }

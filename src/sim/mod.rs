@@ -79,6 +79,7 @@ pub mod metrics;
 mod moving;
 mod outcome;
 mod paper;
+mod pooled;
 mod quality;
 mod replay;
 mod rule;
@@ -103,6 +104,10 @@ pub enum Policy<'a> {
     Reactive(Rule),
     /// The rule, and every so often ways move from heads that have cooled to heads that miss.
     Moving(Rule, BalanceSettings),
+    /// One pool of as many ways for all heads, from which the page goes that has least standing of all, as
+    /// [`Standing`] has it. Heads are all served before anybody goes. It shows what is to be had from sharing: a device would
+    /// have to move ways between heads in every step.
+    Pooled,
     /// Every page of every head.
     Full,
     /// The rule with LRU, but a page that gives up its way is destroyed. Under [`Accounting::Strict`] what prefill leaves behind
@@ -177,6 +182,8 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
     match (policy, accounting) {
         (Policy::Belady, _) => Ok(belady::per_head(trace, budget, accounting)),
         (Policy::PooledBelady, _) => Ok(belady::pooled(trace, budget, accounting)),
+        (Policy::Pooled, Accounting::Strict) => Ok(pooled::run(trace, budget)),
+        (Policy::Pooled, Accounting::Paper) => Err(SimError::Undefined { policy: "a pool that all heads share" }),
         (Policy::Frozen(split), _) => frozen::run(trace, split, budget, accounting),
         (Policy::Full, Accounting::Strict) => rule::run::<Lru>(trace, usize::MAX),
         (Policy::Full, Accounting::Paper) => Ok(paper::run::<Lru>(trace, usize::MAX, false)?.0),

@@ -10,6 +10,7 @@ use crate::evaluation::regime::Regime;
 use crate::study::chart::{Chart, Lines, Series};
 use crate::study::grid::{Cell, Contender, curve};
 use crate::study::table::Table;
+use crate::tasks::run::STICKINESS;
 
 const LRU: Contender = Contender::Reactive(Rule::Lru);
 
@@ -25,6 +26,8 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
         text += &chart(&format!("Misses against memory, {}", regime.task), &stem);
     }
     text += &rules(findings);
+    text += &sticky(findings);
+    text += &churn(findings);
     text += &matched(findings);
     text += &paper(findings);
     text += &lost(findings);
@@ -55,8 +58,8 @@ fn table(findings: &Findings<'_>, regime: &Regime) -> Table {
 fn miss_chart(regime: &Regime) -> Lines {
     let shown = [
         LRU,
-        Contender::Reactive(Rule::Frequency),
-        Contender::Moving(Rule::Frequency),
+        Contender::Reactive(Rule::Standing),
+        Contender::Pooled,
         Contender::Evict,
         Contender::Frozen,
         Contender::Belady,
@@ -75,6 +78,11 @@ fn miss_chart(regime: &Regime) -> Lines {
     }
 }
 
+/// Whether it is a rule for who goes, at equal memory.
+fn is_rule(contender: Contender) -> bool {
+    matches!(contender, Contender::Reactive(_) | Contender::Moving(_) | Contender::Pooled)
+}
+
 /// Each rule for who goes, against LRU and against the optimum.
 fn rules(findings: &Findings<'_>) -> String {
     let mut head = vec!["rule".to_owned()];
@@ -83,7 +91,7 @@ fn rules(findings: &Findings<'_>) -> String {
     let (mut to_belady, mut to_lru) = (Table::new(&head), Table::new(&head));
     let mut best: Option<(f64, Contender)> = None;
     for contender in Contender::all() {
-        if !matches!(contender, Contender::Reactive(_) | Contender::Moving(_)) {
+        if !is_rule(contender) {
             continue;
         }
         let to = |other: Contender| {
@@ -115,8 +123,7 @@ fn rules(findings: &Findings<'_>) -> String {
         findings.plan.budgets.iter().filter_map(|&budget| {
             let misses = |contender| regime.cell(contender, budget).map(|cell| cell.counts.misses());
             let lru = regime.cell(LRU, budget).filter(|cell| cell.miss_rate() >= FEW)?.counts.misses();
-            let least =
-                Contender::all().into_iter().filter(|c| matches!(c, Contender::Reactive(_) | Contender::Moving(_)));
+            let least = Contender::all().into_iter().filter(|&contender| is_rule(contender));
             Some(1.0 - least.filter_map(misses).min()? as f64 / lru as f64)
         })
     });
@@ -147,6 +154,64 @@ fn ratio(regimes: &[Regime], of: Contender, to: Contender, budget: usize) -> (Op
     let (own, other) = pairs.iter().fold((0.0, 0.0), |(own, other), pair| (own + pair.0, other + pair.1));
     let worst = pairs.iter().map(|(own, other)| own / other).reduce(f64::max);
     ((other > 0.0).then(|| own / other), worst)
+}
+
+/// What stickiness of the selection changes.
+fn sticky(findings: &Findings<'_>) -> String {
+    let budgets = &findings.plan.budgets;
+    let misses = |cells: &dyn Fn(&Regime) -> Vec<Cell>, budget: usize| -> u64 {
+        let cells = findings.regimes.iter().flat_map(cells).filter(|cell| cell.budget == budget);
+        cells.map(|cell| cell.counts.misses()).sum()
+    };
+    let mut head = vec!["who goes".to_owned()];
+    head.extend(budgets.iter().map(|budget| format!("{budget} pages")));
+    let mut table = Table::new(head);
+    for (name, contender) in Regime::STICKY.map(|contender| (format!("sticky, {contender}"), contender)) {
+        let mut row = vec![name];
+        row.extend(budgets.iter().map(|&budget| {
+            let own = misses(&|regime| curve(&regime.sticky, contender), budget);
+            let lru = misses(&|regime| curve(&regime.cells, LRU), budget);
+            format!("{:.2}", own as f64 / lru.max(1) as f64)
+        }));
+        table.row(row);
+    }
+    format!(
+        "### Stickiness\n\nThe same runs recorded once more with a stickiness of {STICKINESS}: a page that the last token read is chosen \
+         again unless another one's score is higher by that much. Misses over those of LRU without stickiness, all tasks together; what \
+         it does to quality is in the table of quality, as *sticky*. It changes the demand and not who goes, so the optimum for the \
+         unchanged demand is no bound for it.\n\n{}\n",
+        table.markdown()
+    )
+}
+
+/// How much the resident sets move.
+fn churn(findings: &Findings<'_>) -> String {
+    let (_, budget) = findings.plan.recorded;
+    let shown = [
+        LRU,
+        Contender::Reactive(Rule::Standing),
+        Contender::Pooled,
+        Contender::Evict,
+        Contender::Frozen,
+        Contender::Belady,
+    ];
+    let mut head = vec!["task".to_owned()];
+    head.extend(shown.iter().map(Contender::to_string));
+    let mut table = Table::new(head);
+    for regime in findings.regimes {
+        let mut row = vec![regime.task.to_string()];
+        row.extend(
+            shown
+                .iter()
+                .map(|&contender| regime.cell(contender, budget).map_or("–".to_owned(), |cell| percent(cell.churn))),
+        );
+        table.row(row);
+    }
+    format!(
+        "### Churn\n\nShare of the resident pages that a step replaces, at {budget} pages per head. `evict` moves less because what it \
+         misses cannot come back.\n\n{}\n",
+        table.markdown()
+    )
 }
 
 /// The rule against the paper's comparators at the memory that they took.

@@ -8,7 +8,7 @@ use super::{Findings, chart, percent};
 use crate::evaluation::regime::Regime;
 use crate::study::chart::{Chart, Lines, Series};
 use crate::study::table::Table;
-use crate::tasks::run::Reads;
+use crate::tasks::run::{RELAXED, Reads, STICKINESS};
 use crate::tasks::{Measure, Task};
 
 pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
@@ -32,8 +32,12 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
     });
     let mut text = format!(
         "## Quality by what is read\n\nA head reads so many pages per token, the first and the last two among them. The oracle \
-         takes the pages with the largest true logits, the window only the first and the last ones. Reversible residency does not \
-         change what is read, so a row holds for every budget. Decisions per cell: {}.\n\n{}\n",
+         takes the pages with the largest true logits, the window only the first and the last ones; *sticky* prefers what the last \
+         token read by {STICKINESS}, *relaxed* selects anew every {RELAXED} tokens only, both with the digest at 2 bits. Reversible \
+         residency does not change what is read, so these rows hold for every budget. Two policies destroy: *evict* keeps twice the \
+         pages that it reads, which are the oracle's choice of what is left, so what it loses it loses by eviction alone; *SnapKV* \
+         keeps as many tokens of the context as the pages hold, and all that comes after it, and reads all of them. Decisions per cell: \
+         {}.\n\n{}\n",
         decisions.collect::<Vec<_>>().join(", "),
         table.markdown()
     );
@@ -83,21 +87,24 @@ fn goals(findings: &Findings<'_>, scored: &[(&Regime, Measure)]) -> String {
     let mut text = String::new();
     for pages in [8, 4] {
         for reads in findings.plan.reads.iter().filter(|reads| matches!(reads, Reads::Digest(_, p) if *p == pages)) {
-            let of_full = [Task::Needle, Task::Distractors, Task::Turns].map(|task| {
+            let of_full = |task| {
                 let full = score(task, &|other| other == Reads::Full)?;
-                Some((task, score(task, &|other| other == *reads)? / full.max(f64::MIN_POSITIVE)))
-            });
+                Some(score(task, &|other| other == *reads)? / full.max(f64::MIN_POSITIVE))
+            };
             let behind = score(Task::Copy, &|other| other == Reads::Oracle(pages))
                 .zip(score(Task::Copy, &|other| other == *reads))
                 .map(|(oracle, own)| 100.0 * (oracle - own));
-            let shares = of_full.into_iter().flatten().map(|(task, share)| format!("{task} {}", percent(share)));
-            let shares = shares.collect::<Vec<_>>().join(", ");
-            let Some(behind) = behind.filter(|_| !shares.is_empty()) else { continue };
-            let met = of_full.iter().flatten().all(|(_, share)| *share >= 0.95) && behind <= 3.0;
+            let (Some(needle), Some(turns), Some(behind)) = (of_full(Task::Needle), of_full(Task::Turns), behind)
+            else {
+                continue;
+            };
+            let met = needle >= 0.95 && turns >= 0.95 && behind <= 3.0;
             text += &format!(
-                "* {} at {pages} pages: {shares} of the full cache; copy {behind:.1} points behind the oracle. The goal (95 %, 3 \
-                 points) is {}.\n",
+                "* {} at {pages} pages: needle {}, turns {} of the full cache, copy {behind:.1} points behind the oracle. The goal (95 %, 95 %, \
+                 3 points) is {}.\n",
                 reads.name(),
+                percent(needle),
+                percent(turns),
                 if met { "met" } else { "missed" }
             );
         }
