@@ -53,10 +53,9 @@ impl Contender {
 
 impl fmt::Display for Contender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |rule: &Rule| format!("{rule:?}").to_lowercase();
         match self {
-            Contender::Reactive(rule) => write!(f, "reactive {}", name(rule)),
-            Contender::Moving(rule) => write!(f, "moving {}", name(rule)),
+            Contender::Reactive(rule) => write!(f, "reactive {rule}"),
+            Contender::Moving(rule) => write!(f, "moving {rule}"),
             Contender::Pooled => f.write_str("pooled standing"),
             Contender::Evict => f.write_str("evict"),
             Contender::Frozen => f.write_str("frozen"),

@@ -1,5 +1,7 @@
 //! A policy that is chosen at run time.
 
+use std::fmt;
+
 use super::{Arc, Frequency, Lru, Replacement, S3Fifo, Scores, Sieve, Standing};
 
 /// Who goes when a page needs a way.
@@ -35,6 +37,19 @@ impl Rule {
             Rule::Sieve => Ruled::Sieve(Sieve::new()),
             Rule::Arc => Ruled::Arc(Arc::new()),
         }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rule::Lru => "lru",
+            Rule::Frequency => "frequency",
+            Rule::Standing => "standing",
+            Rule::S3Fifo => "s3fifo",
+            Rule::Sieve => "sieve",
+            Rule::Arc => "arc",
+        })
     }
 }
 

@@ -20,6 +20,7 @@ use crate::backend::{Device, Setup, StepCounts};
 use crate::error::Error;
 use crate::geometry::{DType, Geometry};
 use crate::reservoir::Reservoir;
+use crate::residency::Rule;
 use crate::stats::PhaseCounts;
 
 /// Settings of the CUDA backend.
@@ -204,7 +205,7 @@ impl Device for Cuda {
             return refuse("copy_blocks", self.copy_blocks, "must be from 1 to 65,535");
         }
         if setup.replacement != Rule::Lru {
-            return refuse("replacement", format_args!("{:?}", setup.replacement), "must be Lru on CUDA");
+            return refuse("replacement", setup.replacement, "must be lru on CUDA");
         }
         if setup.stickiness != 0.0 {
             return refuse(
