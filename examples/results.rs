@@ -1,4 +1,4 @@
-//! Rebuilds docs/results.md and its charts. `cargo run --features trace --example results -- --help`
+//! Rebuilds docs/results.md and its charts. `cargo run --release --features trace --example results -- --help`
 
 mod evaluation;
 mod llm;
@@ -118,7 +118,8 @@ fn run(options: &Options) -> Result<()> {
 
 /// How this was called.
 fn command() -> String {
-    let mut command = "cargo run --features trace --example results".to_owned();
+    let release = if cfg!(debug_assertions) { "" } else { "--release " };
+    let mut command = format!("cargo run {release}--features trace --example results");
     for (index, argument) in std::env::args().skip(1).enumerate() {
         command += if index == 0 { " -- " } else { " " };
         command += &argument;

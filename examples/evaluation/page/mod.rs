@@ -113,8 +113,7 @@ fn speed(findings: &Findings<'_>) -> String {
     let mut text = String::new();
     if !findings.speeds.is_empty() {
         text += "## Speed of a replay\n\nThe same recorded stream through the replay and through plain Python \
-                 (`benches/peers/replay.py`), which count the same hits and misses. One thread; built as the tests are, optimised but with \
-                 checks; `cargo bench --bench replay` measures without.\n\n";
+                 (`benches/peers/replay.py`), which count the same hits and misses. One thread, built by the command above.\n\n";
         let mut table =
             Table::new(["budget", "pages replayed", "replay, pages/s", "plain Python, pages/s", "times as fast"]);
         for speed in &findings.speeds {
