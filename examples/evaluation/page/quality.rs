@@ -81,7 +81,6 @@ fn quality_chart(findings: &Findings<'_>, regime: &Regime, measure: Measure) -> 
 pub struct Score {
     /// Of the score of the full cache.
     pub needle: f64,
-    pub distractors: f64,
     pub turns: f64,
     /// Points of copy accuracy below the full cache and below the oracle.
     pub behind_full: f64,
@@ -99,7 +98,6 @@ pub fn beside_full(findings: &Findings<'_>, reads: Reads) -> Option<Score> {
     let behind = |other| Some(100.0 * (score(Task::Copy, other)? - score(Task::Copy, reads)?));
     Some(Score {
         needle: of_full(Task::Needle)?,
-        distractors: of_full(Task::Distractors)?,
         turns: of_full(Task::Turns)?,
         behind_full: behind(Reads::Full)?,
         behind_oracle: reads.pages().and_then(|pages| behind(Reads::Oracle(pages))),
@@ -110,6 +108,14 @@ pub fn beside_full(findings: &Findings<'_>, reads: Reads) -> Option<Score> {
 fn goals(findings: &Findings<'_>) -> String {
     let mut text = String::new();
     for pages in [8, 4] {
+        let oracle = Reads::Oracle(pages);
+        if let Some(Score { needle, turns, .. }) = beside_full(findings, oracle) {
+            text += &format!(
+                "* The oracle itself at {pages} pages: needle {}, turns {} of the full cache.\n",
+                percent(needle),
+                percent(turns)
+            );
+        }
         for &reads in findings.plan.reads.iter().filter(|reads| matches!(reads, Reads::Digest(_, p) if *p == pages)) {
             let Some(Score { needle, turns, behind_oracle: Some(behind), .. }) = beside_full(findings, reads) else {
                 continue;

@@ -19,12 +19,11 @@ pub fn section(findings: &Findings<'_>) -> String {
 fn quality(findings: &Findings<'_>) -> Vec<String> {
     let digests = findings.plan.reads.iter().filter(|reads| matches!(reads, Reads::Digest(..) | Reads::Sticky(..)));
     let told = digests.filter(|reads| reads.pages() == Some(8)).filter_map(|&reads| {
-        let Score { needle, distractors, turns, behind_full, .. } = quality::beside_full(findings, reads)?;
+        let Score { needle, turns, behind_full, .. } = quality::beside_full(findings, reads)?;
         Some(format!(
-            "Reading 8 pages by *{}*: needle {}, among distractors {}, turns {} of what the full cache scores; copy {} than with it.",
+            "Reading 8 pages by *{}*: needle {}, turns {} of what the full cache scores; copy {} than with it.",
             reads.name(),
             percent(needle),
-            percent(distractors),
             percent(turns),
             points(behind_full)
         ))
