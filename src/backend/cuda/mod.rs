@@ -69,6 +69,7 @@ use crate::table::{Phase, Pins};
 pub struct CudaBackend {
     geometry: Geometry,
     selection: Selection,
+    stickiness: f32,
     pins: Pins,
     scale: f32,
     scrub_on_free: bool,

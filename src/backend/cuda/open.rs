@@ -203,13 +203,6 @@ impl Device for Cuda {
         if self.copy_blocks == 0 || self.copy_blocks > 65_535 {
             return refuse("copy_blocks", self.copy_blocks, "must be from 1 to 65,535");
         }
-        if setup.stickiness != 0.0 {
-            return refuse(
-                "stickiness",
-                setup.stickiness,
-                "must be 0 on CUDA, whose selection kernel does not know the last one",
-            );
-        }
         let slots = setup.device_slots as usize;
         let most = (STAGING_BYTES / geometry.page_bytes()).max(LEAST_STAGING_PAGES);
         let staging = self.staging_pages.unwrap_or(slots.clamp(LEAST_STAGING_PAGES, most));
@@ -227,11 +220,13 @@ impl Device for Cuda {
         let multiprocessors = context
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .called("cuDeviceGetAttribute")?;
+        let is_sticky = setup.stickiness > 0.0 && setup.selection.digest().is_some();
         let mut collected = StepCounts::default();
         collected.heads.resize(geometry.heads(), PhaseCounts::default());
         Ok(CudaBackend {
             geometry,
             selection: setup.selection,
+            stickiness: setup.stickiness,
             pins: setup.pins,
             scale: setup.scale,
             scrub_on_free: setup.scrub_on_free,
@@ -249,7 +244,7 @@ impl Device for Cuda {
             staging: Staging { first: slots, count: staging },
             digests: DeviceMemory::new(&context, "reservoir (its pages' digests)", hosts * stride)?,
             reservoir: HostPages::pin(&context, geometry.page_bytes(), hosts, self.pin_in_background, self.numa_node)?,
-            tables: Tables::new(&context, &geometry)?,
+            tables: Tables::new(&context, &geometry, is_sticky)?,
             scratch: Scratch::new(&context)?,
             frames: Frames::new(&context)?,
             shape: StepShape::default(),
