@@ -1,4 +1,4 @@
-//! Rebuilds docs/results.md and its charts. `cargo run --features trace --example results -- --help`
+//! Rebuilds docs/results.md and its charts. `cargo run --release --features trace --example results -- --help`
 
 mod evaluation;
 mod llm;
@@ -84,10 +84,8 @@ fn run(options: &Options) -> Result<()> {
     let mut findings = Findings {
         plan: &plan,
         model: name,
-        command: format!(
-            "cargo run --features trace --example results{}",
-            if options.short { " -- --short" } else { "" }
-        ),
+        command: command(),
+        resumed: options.resume,
         workers,
         time: started.elapsed(),
         regimes: &regimes,
@@ -116,6 +114,17 @@ fn run(options: &Options) -> Result<()> {
         started.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+/// How this was called.
+fn command() -> String {
+    let release = if cfg!(debug_assertions) { "" } else { "--release " };
+    let mut command = format!("cargo run {release}--features trace --example results");
+    for (index, argument) in std::env::args().skip(1).enumerate() {
+        command += if index == 0 { " -- " } else { " " };
+        command += &argument;
+    }
+    command
 }
 
 /// Every run of the plan, with a line of progress for each that is under way.

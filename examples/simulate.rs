@@ -120,6 +120,7 @@ fn table(cells: &[Cell]) -> Table {
         "compulsory",
         "capacity",
         "miss rate",
+        "churn",
         "refreshed",
     ]);
     for cell in cells {
@@ -133,6 +134,7 @@ fn table(cells: &[Cell]) -> Table {
             cell.counts.compulsory.to_string(),
             cell.counts.capacity.to_string(),
             format!("{:.4}", cell.miss_rate()),
+            format!("{:.4}", cell.churn),
             cell.refreshed.to_string(),
         ]);
     }

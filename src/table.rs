@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use crate::growth::make_room;
-use crate::residency::{Lru, Replacement};
+use crate::residency::{Lru, Replacement, Scores};
 
 /// Pages that are always demanded and never evicted, beside the last page: the attention sinks and the recent window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,6 +170,11 @@ impl<R: Replacement> Default for HeadTable<R> {
 impl<R: Replacement> HeadTable<R> {
     /// A head without pages and without ways.
     pub fn new() -> Self {
+        Self::with_order(R::new())
+    }
+
+    /// The same with a policy that is made otherwise, and owns no ways yet.
+    pub fn with_order(order: R) -> Self {
         HeadTable {
             way_of: Vec::new(),
             ways: Vec::new(),
@@ -178,7 +183,7 @@ impl<R: Replacement> HeadTable<R> {
             cold_residents: false,
             prompt_from: None,
             opened: (0, 0),
-            order: R::new(),
+            order,
         }
     }
 
@@ -319,6 +324,13 @@ impl<R: Replacement> HeadTable<R> {
             *word &= (1 << (pages % 64)) - 1;
         }
         self.prompt_from = self.prompt_from.filter(|&from| (from as usize) < pages);
+    }
+
+    /// Tells the policy what the selection found pages to be worth that is going to [`demand`](Self::demand) these `pages`, in the same
+    /// step. Scores of pages that the head does not have are left out.
+    pub fn rate(&mut self, scores: Scores<'_>, pages: &[u32]) {
+        let exist = self.way_of.len().saturating_sub(scores.first as usize).min(scores.scores.len());
+        self.order.rate(Scores { scores: &scores.scores[..exist], ..scores }, pages);
     }
 
     /// Asks for `pages`, strictly ascending, as the demand of step `step`. Afterwards `places` has one place per page.

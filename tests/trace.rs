@@ -154,8 +154,7 @@ fn logs_that_contradict_themselves_are_refused() {
 }
 
 /// A cache of two layers with a prompt of 90 tokens and 40 generated ones.
-fn recorded() -> Trace {
-    let recorder = Recorder::new();
+fn recorded(recorder: Recorder) -> Trace {
     let geometry =
         Geometry::builder().layers(2).query_heads(2).kv_heads(2).head_dim(32).page_tokens(8).build().unwrap();
     let builder = Cache::builder(geometry).pages_per_head(5).selection(Selection::top_pages(3));
@@ -179,10 +178,17 @@ fn recorded() -> Trace {
 #[test]
 fn a_trace_is_loaded_as_it_was_saved() {
     let folder = Folder::new("trace");
-    let trace = recorded();
+    let trace = recorded(Recorder::new());
+    assert!(trace.head(3).scores(40).is_none());
     assert!(trace.head(3).tally(40).is_some_and(|tally| tally.hits > 0));
     trace.save(&folder.0).unwrap();
     assert_eq!(Trace::load(&folder.0).unwrap(), trace);
+    let scored = recorded(Recorder::with_scores());
+    // The prompt scores nothing; then all pages between the first and the last two, once there are more than are chosen.
+    assert!(scored.head(3).scores(0).is_none());
+    assert!(scored.head(3).scores(40).is_some_and(|scores| scores.first == 1 && scores.scores.len() == 14));
+    scored.save(&folder.0).unwrap();
+    assert_eq!(Trace::load(&folder.0).unwrap(), scored);
     let weighted = log().trace(16, Lanes::Query, Pins::default()).unwrap();
     weighted.save(&folder.0).unwrap();
     assert_eq!(Trace::load(&folder.0).unwrap(), weighted);
@@ -198,7 +204,7 @@ fn a_trace_is_loaded_as_it_was_saved() {
 #[test]
 fn traces_that_were_tampered_with_are_refused() {
     let folder = Folder::new("tampered");
-    recorded().save(&folder.0).unwrap();
+    recorded(Recorder::with_scores()).save(&folder.0).unwrap();
     let path = folder.0.join("trace.json");
     let shape = std::fs::read_to_string(&path).unwrap();
     // A model with fewer heads, and pages that hold more tokens than the demands can mean.

@@ -55,7 +55,7 @@ fn check_bounds(regime: &Regime) -> Result<usize> {
     for cell in &regime.cells {
         let bound = match cell.contender {
             Contender::Reactive(_) | Contender::Evict => Contender::Belady,
-            Contender::Moving(_) | Contender::Belady => Contender::PooledBelady,
+            Contender::Moving(_) | Contender::Pooled | Contender::Belady => Contender::PooledBelady,
             // It holds more than the budget.
             Contender::Frozen | Contender::PooledBelady => continue,
         };

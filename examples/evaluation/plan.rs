@@ -75,7 +75,7 @@ pub fn full() -> Plan {
         budgets: vec![16, 20, 24, 32, 48, 64, 96],
         attentive: vec![Task::Needle, Task::Copy, Task::Chain],
         attentive_budgets: vec![16, 32],
-        pace: vec![4096],
+        pace: vec![4096, 7800],
     }
 }
 

@@ -6,7 +6,7 @@ use wakekv::table::Pins;
 use wakekv::trace::{Lanes, Log, Trace};
 
 use super::plan::Plan;
-use super::work::{Done, numbers};
+use super::work::{Done, STICKY, numbers};
 use crate::study::behaviour::{self, Behaviour};
 use crate::study::grid::{Cell, Contender, Run, cell, grid};
 use crate::tasks::Task;
@@ -23,6 +23,8 @@ pub struct Regime {
     pub by_attention: Behaviour,
     /// Every policy at every budget, on what the cache demanded.
     pub cells: Vec<Cell>,
+    /// Some policies at every budget, on what it demanded with stickiness.
+    pub sticky: Vec<Cell>,
     /// `frozen` with the split learned on the very run that is judged.
     pub own_split: Vec<Cell>,
     /// The paper's policies with the paper's accounting, on what single query heads attended to.
@@ -45,6 +47,10 @@ pub const MAP_WIDTH: usize = 4;
 const PAPER_RUNS: usize = 3;
 
 impl Regime {
+    /// Policies that are looked at with stickiness.
+    pub const STICKY: [Contender; 3] =
+        [Contender::Reactive(Rule::Lru), Contender::Reactive(Rule::Standing), Contender::Pooled];
+
     /// Replays a task's runs.
     pub fn new(task: Task, runs: Vec<Done>, plan: &Plan) -> Result<Self> {
         let traces: Vec<Trace> = runs.iter().map(|run| Trace::load(&run.folder)).collect::<Result<_, _>>()?;
@@ -70,12 +76,18 @@ impl Regime {
             plan.budgets.iter().map(|&budget| cell(&judged(0), Contender::Frozen, budget, Accounting::Strict));
         let own_split = own_split.collect::<Result<_>>()?;
 
+        let sticky: Vec<Trace> =
+            runs.iter().map(|run| Trace::load(run.folder.join(STICKY))).collect::<Result<_, _>>()?;
+        let sticky: Vec<Run<'_>> = sticky.iter().map(|trace| Run { trace, split: None }).collect();
+        let sticky = grid(&sticky, &Self::STICKY, &plan.budgets, Accounting::Strict, || ())?;
+
         let mut regime = Regime {
             task,
             scores: scores.collect(),
             by_demand: Behaviour::default(),
             by_attention: Behaviour::default(),
             cells,
+            sticky,
             own_split,
             paper: Vec::new(),
             lost: Vec::new(),

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use wakekv::residency::Rule;
 use wakekv::{Cache, CacheBuilder, Cpu, DType, Geometry, Reservoir, Selection};
 
 use super::linear::Weights;
@@ -60,6 +61,14 @@ pub struct Options {
     /// Pages before the one being filled that are always read
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub recent: usize,
+
+    /// With --selection top:N, how much higher another page must score to take the place of one that was read last
+    #[arg(long, value_name = "S", default_value_t = 0.0)]
+    pub stickiness: f32,
+
+    /// Whose way a missing page takes: lru, frequency, standing, s3fifo, sieve or arc
+    #[arg(long, value_name = "RULE", default_value = "lru", value_parser = rule)]
+    pub replacement: Rule,
 
     /// Where every full page also lives: memory, or file:PATH for a file that is made for the run
     #[arg(long, value_name = "memory|file:PATH", default_value = "memory")]
@@ -157,6 +166,7 @@ impl Options {
             Select::Top(count) => Selection::top_pages(count).pinned(self.sinks, self.recent),
         };
         let builder = Cache::builder(geometry).reservoir(reservoir).selection(selection);
+        let builder = builder.stickiness(self.stickiness).replacement(self.replacement);
         Ok(if self.budget > 0 { builder.pages_per_head(self.budget) } else { builder })
     }
 
@@ -252,6 +262,11 @@ fn dtype(text: &str) -> Result<DType, String> {
         .into_iter()
         .find(|dtype| dtype.to_string() == text)
         .ok_or_else(|| "none of f32, f16, bf16".to_owned())
+}
+
+fn rule(text: &str) -> Result<Rule, String> {
+    let known = Rule::ALL.into_iter().find(|rule| rule.to_string() == text);
+    known.ok_or_else(|| "none of lru, frequency, standing, s3fifo, sieve, arc".to_owned())
 }
 
 fn weights(text: &str) -> Result<Weights, String> {

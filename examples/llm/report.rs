@@ -38,6 +38,8 @@ impl Summary<'_> {
                 "selection": o.selection.to_string(),
                 "sinks": o.sinks,
                 "recent": o.recent,
+                "stickiness": o.stickiness,
+                "replacement": o.replacement.to_string(),
                 "reservoir": o.reservoir.to_string(),
                 "reservoir_bytes": self.reservoir_bytes,
                 "dtype": o.dtype.to_string(),

@@ -13,6 +13,7 @@ use wakekv::trace::Trace;
 pub enum Contender {
     Reactive(Rule),
     Moving(Rule),
+    Pooled,
     Evict,
     Frozen,
     Belady,
@@ -32,8 +33,9 @@ impl Contender {
     /// All that keep to a budget.
     pub fn all() -> Vec<Contender> {
         let reactive = Rule::ALL.map(Contender::Reactive);
-        let moving = [Rule::Lru, Rule::Frequency].map(Contender::Moving);
-        let others = [Contender::Evict, Contender::Frozen, Contender::Belady, Contender::PooledBelady];
+        let moving = [Rule::Lru, Rule::Standing].map(Contender::Moving);
+        let others =
+            [Contender::Pooled, Contender::Evict, Contender::Frozen, Contender::Belady, Contender::PooledBelady];
         reactive.into_iter().chain(moving).chain(others).collect()
     }
 
@@ -44,17 +46,17 @@ impl Contender {
 
     /// Whether the paper's accounting says what it does.
     pub fn has_paper_accounting(self) -> bool {
-        !matches!(self, Contender::Moving(_))
+        !matches!(self, Contender::Moving(_) | Contender::Pooled)
             && (!matches!(self, Contender::Reactive(_)) || self == Contender::Reactive(Rule::Lru))
     }
 }
 
 impl fmt::Display for Contender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |rule: &Rule| format!("{rule:?}").to_lowercase();
         match self {
-            Contender::Reactive(rule) => write!(f, "reactive {}", name(rule)),
-            Contender::Moving(rule) => write!(f, "moving {}", name(rule)),
+            Contender::Reactive(rule) => write!(f, "reactive {rule}"),
+            Contender::Moving(rule) => write!(f, "moving {rule}"),
+            Contender::Pooled => f.write_str("pooled standing"),
             Contender::Evict => f.write_str("evict"),
             Contender::Frozen => f.write_str("frozen"),
             Contender::Belady => f.write_str("Belady per head"),
@@ -81,9 +83,10 @@ pub struct Cell {
     pub resident: f64,
     /// The most pages that a head held, the mean over heads.
     pub peak: f64,
+    /// Share of the resident pages that a step replaces.
+    pub churn: f64,
     /// Pages moved without having been asked for.
     pub refreshed: u64,
-    /// Whether refused: the budget is below what has to stay.
     pub steps: u64,
 }
 
@@ -104,8 +107,16 @@ impl Cell {
 
 /// One cell: the runs are added up.
 pub fn cell(runs: &[Run<'_>], contender: Contender, budget: usize, accounting: Accounting) -> Result<Cell> {
-    let mut cell =
-        Cell { contender, budget, counts: Counts::default(), resident: 0.0, peak: 0.0, refreshed: 0, steps: 0 };
+    let mut cell = Cell {
+        contender,
+        budget,
+        counts: Counts::default(),
+        resident: 0.0,
+        peak: 0.0,
+        churn: 0.0,
+        refreshed: 0,
+        steps: 0,
+    };
     for run in runs {
         let outcome = replay(run, contender, budget, accounting)?;
         let heads = outcome.heads.len().max(1) as f64;
@@ -113,6 +124,7 @@ pub fn cell(runs: &[Run<'_>], contender: Contender, budget: usize, accounting: A
         cell.counts += outcome.counts();
         cell.resident += outcome.resident_mean() / heads * steps as f64;
         cell.peak += outcome.resident_peak() as f64 / heads / runs.len() as f64;
+        cell.churn += outcome.churn() / runs.len() as f64;
         cell.refreshed += outcome.heads.iter().map(|head| head.refreshed).sum::<u64>();
         cell.steps += steps;
     }
@@ -142,6 +154,7 @@ fn replay(run: &Run<'_>, contender: Contender, budget: usize, accounting: Accoun
     let policy = match contender {
         Contender::Reactive(rule) => sim::Policy::Reactive(rule),
         Contender::Moving(rule) => sim::Policy::Moving(rule, BalanceSettings::default()),
+        Contender::Pooled => sim::Policy::Pooled,
         Contender::Evict => sim::Policy::Evict,
         Contender::Frozen => {
             sim::Policy::Frozen(run.split.context("frozen needs a run to learn the split from, beside the one judged")?)

@@ -73,11 +73,11 @@ impl Context {
         ensure!(kept.iter().all(|kept| kept.len() == tokens), "the policy leaves heads different numbers of tokens");
         let (heads, dim) = (config.kv_heads, config.head_dim);
         let gather = |layer: usize, rows: &[f32]| {
-            let mut left = Vec::with_capacity(tokens * heads * dim);
-            for index in 0..tokens {
-                for head in 0..heads {
-                    let token = kept[layer * heads + head][index] as usize;
-                    left.extend_from_slice(&rows[(token * heads + head) * dim..][..dim]);
+            let mut left = vec![0.0; tokens * heads * dim];
+            for (head, kept) in kept[layer * heads..][..heads].iter().enumerate() {
+                for (index, &token) in kept.iter().enumerate() {
+                    let row = |token: usize| (token * heads + head) * dim..(token * heads + head + 1) * dim;
+                    left[row(index)].copy_from_slice(&rows[row(token as usize)]);
                 }
             }
             left

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::reservoir::Reservoir;
+use crate::residency::{Rule, Scores};
 use crate::selection::{PageLists, Selection};
 use crate::stats::PhaseCounts;
 use crate::table::{Phase, Pins, Place, Tally};
@@ -48,6 +49,8 @@ pub struct Setup {
     pub selection: Selection,
     /// What the scores of pages are raised by that the last selection of a finished step chose. Not negative.
     pub stickiness: f32,
+    /// Who goes when a page needs a way.
+    pub replacement: Rule,
     /// The selection's pins.
     pub pins: Pins,
     /// Whether freed slots are overwritten with zeros.
@@ -125,15 +128,6 @@ pub struct HeadDemand<'a> {
     pub tally: Tally,
     /// What its pages were worth, if they have been scored in this step.
     pub scores: Option<Scores<'a>>,
-}
-
-/// What a selection found the pages of a head to be worth, by digest: logits, raised by the stickiness where there is one.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scores<'a> {
-    /// The first page that was scored.
-    pub first: u32,
-    /// One for each page from there on.
-    pub scores: &'a [f32],
 }
 
 /// A device that is set up.

@@ -7,27 +7,46 @@
 //! |---|---|---|
 //! | [`Lru`] | the page used longest ago: the published rule, and the default | none |
 //! | [`Frequency`] | the page with the smallest sum of uses, each halved every 16 steps | 4 bytes per logical page |
+//! | [`Standing`] | the page that was chosen least of late, and was least close to being chosen | 4 bytes per logical page |
 //! | [`S3Fifo`] | pages that were used only once go first, in a small queue of their own | names of as many evicted pages as there are ways |
 //! | [`Sieve`] | a hand walks from old to new and spares what was used since it last came by | none |
 //! | [`Arc`] | recency or frequency, whichever has of late been missed less | names of as many evicted pages as there are ways, twice |
+//!
+//! [`Rule`] names one of them, for [`CacheBuilder::replacement`](crate::CacheBuilder::replacement) and for replays. What each is
+//! worth on recorded runs is in `docs/results.md`.
 
 #![forbid(unsafe_code)]
 
 mod arc;
 mod balance;
 mod chains;
+mod fading;
 mod frequency;
 mod ghosts;
 mod lru;
+mod rule;
 mod s3fifo;
 mod sieve;
+mod standing;
 
 pub use arc::Arc;
 pub use balance::{BalanceSettings, Balancer, Load, Move};
 pub use frequency::Frequency;
 pub use lru::Lru;
+pub use rule::{Rule, Ruled};
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
+pub use standing::Standing;
+
+/// What a selection found pages of a head to be worth, by digest: logits, raised by the stickiness where there is one, and infinite
+/// where they are NaN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores<'a> {
+    /// The first page that was scored.
+    pub first: u32,
+    /// One for each page from there on.
+    pub scores: &'a [f32],
+}
 
 /// An eviction order over the ways of one head. Ways are small dense indices.
 ///
@@ -63,6 +82,13 @@ pub trait Replacement {
 
     /// The ways' pages are used in this step, in this order.
     fn touch(&mut self, ways: impl Iterator<Item = u32>);
+
+    /// A selection has scored pages of the head, and the step is going to demand `pages`, ascending; those of them that were scored are
+    /// the ones it chose. Comes before the step's admissions and its `touch`, if it comes. What is scored exists. Policies that
+    /// look at use alone do nothing.
+    fn rate(&mut self, scores: Scores<'_>, pages: &[u32]) {
+        let _ = (scores, pages);
+    }
 
     /// The occupied way `from` is called `to` from now on, which was unoccupied. Its place in the order does not change.
     fn rename(&mut self, from: u32, to: u32);

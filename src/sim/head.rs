@@ -2,7 +2,7 @@
 
 use super::SimError;
 use super::outcome::HeadOutcome;
-use crate::residency::Replacement;
+use crate::residency::{Replacement, Scores};
 use crate::table::{HeadTable, Phase, Place, Tally};
 use crate::trace::{Mark, Shape, Stream};
 
@@ -52,8 +52,26 @@ impl<R: Replacement> Head<R> {
 
     /// What `attend` does. A head that was not attended has an empty demand, which changes nothing.
     pub(super) fn demand(&mut self, mark: &Mark, pages: &[u32], masses: Option<&[f32]>) -> Result<Tally, SimError> {
+        self.demand_scored(mark, pages, masses, None)
+    }
+
+    /// The same of a recorded step, with the scores by which its pages were chosen.
+    pub(super) fn demand_step(&mut self, mark: &Mark, stream: &Stream, step: usize) -> Result<Tally, SimError> {
+        self.demand_scored(mark, stream.demand(step), stream.masses(step), stream.scores(step))
+    }
+
+    fn demand_scored(
+        &mut self,
+        mark: &Mark,
+        pages: &[u32],
+        masses: Option<&[f32]>,
+        scores: Option<Scores<'_>>,
+    ) -> Result<Tally, SimError> {
         let mut tally = Tally::default();
         if !pages.is_empty() {
+            if let Some(scores) = scores {
+                self.table.rate(scores, pages);
+            }
             tally = self.table.demand(mark.step, mark.phase, pages, &mut self.places)?;
             self.outcome.count(mark.phase, pages.len(), tally);
             if let Some(masses) = masses.filter(|_| mark.phase == Phase::Decode) {

@@ -79,6 +79,7 @@ pub mod metrics;
 mod moving;
 mod outcome;
 mod paper;
+mod pooled;
 mod quality;
 mod replay;
 mod rule;
@@ -90,30 +91,10 @@ pub use outcome::{Bandwidths, HeadOutcome, Outcome, Point, Traffic, at_memory};
 pub use quality::{HeadQuality, Quality, judge};
 pub use replay::{Replay, replay};
 
-use crate::residency::{Arc, BalanceSettings, Frequency, Lru, S3Fifo, Sieve};
+pub use crate::residency::Rule;
+use crate::residency::{Arc, BalanceSettings, Frequency, Lru, S3Fifo, Sieve, Standing};
 use crate::table::TableError;
 use crate::trace::Trace;
-
-/// Who goes when a page needs a way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Rule {
-    /// [`Lru`], the published rule.
-    Lru,
-    /// [`Frequency`].
-    Frequency,
-    /// [`S3Fifo`].
-    S3Fifo,
-    /// [`Sieve`].
-    Sieve,
-    /// [`Arc`].
-    Arc,
-}
-
-impl Rule {
-    /// All of them, the published one first.
-    pub const ALL: [Rule; 5] = [Rule::Lru, Rule::Frequency, Rule::S3Fifo, Rule::Sieve, Rule::Arc];
-}
 
 /// How pages become resident and stop being so.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +104,10 @@ pub enum Policy<'a> {
     Reactive(Rule),
     /// The rule, and every so often ways move from heads that have cooled to heads that miss.
     Moving(Rule, BalanceSettings),
+    /// One pool of as many ways for all heads, from which the page goes that has least standing of all, as
+    /// [`Standing`] has it. Heads are all served before anybody goes. It shows what is to be had from sharing: a device would
+    /// have to move ways between heads in every step.
+    Pooled,
     /// Every page of every head.
     Full,
     /// The rule with LRU, but a page that gives up its way is destroyed. Under [`Accounting::Strict`] what prefill leaves behind
@@ -197,6 +182,8 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
     match (policy, accounting) {
         (Policy::Belady, _) => Ok(belady::per_head(trace, budget, accounting)),
         (Policy::PooledBelady, _) => Ok(belady::pooled(trace, budget, accounting)),
+        (Policy::Pooled, Accounting::Strict) => Ok(pooled::run(trace, budget)),
+        (Policy::Pooled, Accounting::Paper) => Err(SimError::Undefined { policy: "a pool that all heads share" }),
         (Policy::Frozen(split), _) => frozen::run(trace, split, budget, accounting),
         (Policy::Full, Accounting::Strict) => rule::run::<Lru>(trace, usize::MAX),
         (Policy::Full, Accounting::Paper) => Ok(paper::run::<Lru>(trace, usize::MAX, false)?.0),
@@ -205,6 +192,7 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
         (Policy::Reactive(rule), Accounting::Strict) => match rule {
             Rule::Lru => rule::run::<Lru>(trace, budget),
             Rule::Frequency => rule::run::<Frequency>(trace, budget),
+            Rule::Standing => rule::run::<Standing>(trace, budget),
             Rule::S3Fifo => rule::run::<S3Fifo>(trace, budget),
             Rule::Sieve => rule::run::<Sieve>(trace, budget),
             Rule::Arc => rule::run::<Arc>(trace, budget),
@@ -214,6 +202,7 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
         (Policy::Moving(rule, settings), Accounting::Strict) => match rule {
             Rule::Lru => moving::run::<Lru>(trace, budget, settings),
             Rule::Frequency => moving::run::<Frequency>(trace, budget, settings),
+            Rule::Standing => moving::run::<Standing>(trace, budget, settings),
             Rule::S3Fifo => moving::run::<S3Fifo>(trace, budget, settings),
             Rule::Sieve => moving::run::<Sieve>(trace, budget, settings),
             Rule::Arc => moving::run::<Arc>(trace, budget, settings),

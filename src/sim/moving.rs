@@ -22,7 +22,7 @@ pub(super) fn run<R: Replacement>(
     for (step, mark) in trace.marks().iter().enumerate() {
         for (index, (head, stream)) in heads.iter_mut().zip(trace.heads()).enumerate() {
             head.open(shape, mark, budgets[index])?;
-            let tally = head.demand(mark, stream.demand(step), stream.masses(step))?;
+            let tally = head.demand_step(mark, stream, step)?;
             if mark.phase == Phase::Decode {
                 balancer.observe(index, tally.compulsory + tally.capacity);
             }

@@ -145,6 +145,18 @@ impl Outcome {
         self.heads.iter().map(|head| head.peak_tokens.div_ceil(self.shape.page_tokens as u64)).sum()
     }
 
+    /// Residency churn: pages that came to the device over pages that were there, both summed over decode steps. The share of itself
+    /// that the resident set replaces per step.
+    pub fn churn(&self) -> f64 {
+        let came = |head: &HeadOutcome| {
+            let fetched: u64 = head.traffic.iter().map(|step| u64::from(step.fetched)).sum();
+            fetched.saturating_sub(head.counts.decode.overflow)
+        };
+        let (came, there) =
+            self.heads.iter().fold((0, 0), |sum, head| (sum.0 + came(head), sum.1 + head.resident_tokens));
+        came as f64 * self.shape.page_tokens as f64 / there.max(1) as f64
+    }
+
     /// Bytes per decode step that attention has to wait for: fetched, but not while attention was over the pages that hit.
     ///
     /// In each step and layer the pages that hit are attended first, at `attention` bytes per second. Meanwhile `fetch` × that time

@@ -12,7 +12,7 @@ pub(super) fn run<R: Replacement>(trace: &Trace, budget: usize) -> Result<Outcom
         head.reserve(trace.shape(), trace.marks(), stream, budget);
         for (step, mark) in trace.marks().iter().enumerate() {
             head.open(trace.shape(), mark, budget)?;
-            head.demand(mark, stream.demand(step), stream.masses(step))?;
+            head.demand_step(mark, stream, step)?;
         }
         outcome.heads.push(head.outcome);
     }

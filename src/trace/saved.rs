@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::arrays::{Reader, Writer, format, io};
 use super::{Mark, Shape, Trace, TraceError};
-use crate::backend::Scores;
+use crate::residency::Scores;
 use crate::table::{Phase, Pins, Tally};
 
 impl Trace {

@@ -1,6 +1,6 @@
 //! The demands of one head.
 
-use crate::backend::Scores;
+use crate::residency::Scores;
 use crate::table::Tally;
 
 /// What one head demanded, step by step: lists of pages, one after the other, and where each ends.

@@ -3,6 +3,7 @@
 
 use crate::common::faulty::Handle;
 use crate::common::{Rng, Tensors};
+use wakekv::residency::Rule;
 use wakekv::table::Pins;
 use wakekv::{Cache, CacheBuilder, Cpu, DType, Digest, Geometry, Reservoir, Selection};
 
@@ -42,6 +43,7 @@ pub struct Case {
     pub pins: Pins,
     pub reselect_every: usize,
     pub stickiness: f32,
+    pub replacement: Rule,
     pub budget: Option<usize>,
     /// Pages that the reservoir holds.
     pub groups: usize,
@@ -100,6 +102,7 @@ impl Case {
             pins,
             reselect_every: 1 + rng.below(3),
             stickiness: rng.pick(&[0.0, 0.0, 0.5, 3.0]),
+            replacement: if rng.chance(30) { rng.pick(&Rule::ALL) } else { Rule::Lru },
             budget,
             groups: rng.pick(&[12, 40, 100]),
             ways: rng.chance(50).then(|| budget.unwrap_or(20) + rng.below(20)),
@@ -115,6 +118,7 @@ impl Case {
     pub fn on_cuda(mut self, head_dims: &[usize]) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0x6E0);
         let g = self.geometry;
+        self.replacement = Rule::Lru; // CUDA refuses others
         self.geometry = Geometry::builder()
             .layers(g.layers())
             .kv_heads(g.kv_heads())
@@ -131,7 +135,7 @@ impl Case {
     pub fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder(self.geometry).selection(self.selection);
         let builder = builder.reselect_every(self.reselect_every).stickiness(self.stickiness);
-        let builder = builder.scrub_on_free(self.scrub);
+        let builder = builder.replacement(self.replacement).scrub_on_free(self.scrub);
         let builder = match self.budget {
             Some(budget) => builder.pages_per_head(budget),
             None => builder,

@@ -7,6 +7,7 @@ use crate::common::drive::{After, Lists, Outputs, Stop, drive};
 use crate::common::faulty::{Fault, Handle};
 use crate::common::heads::{Heads, Span};
 use crate::common::memory::{Draft, Memory, Turn};
+use wakekv::residency::Rule;
 use wakekv::{Cache, Counts, Entry, Error, Phase, PhaseCounts, Selection, Sequence, StepReport};
 
 /// A live sequence, here and in the cache that never evicts.
@@ -106,7 +107,7 @@ impl<'c, P: Place> Harness<'c, P> {
             twin: self.twin.insert(),
             memory: Memory::new(self.case.geometry),
             heads,
-            known: !matches!(self.case.selection, Selection::TopPages { .. }),
+            known: !matches!(self.case.selection, Selection::TopPages { .. }) && self.case.replacement == Rule::Lru,
         });
     }
 

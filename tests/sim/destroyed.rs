@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::common::{Which, World};
 use crate::sequences::{Row, SCALE, Sparse, loss, product, record, row, small, softmax, world};
-use wakekv::sim::tokens::{LayerShares, RKv, ReasonAlloc, SnapKv, TokenPolicy, destroy_tokens};
+use wakekv::sim::tokens::{LayerShares, RKv, ReasonAlloc, SnapKv, TokenPolicy, destroy_tokens, survivors};
 use wakekv::sim::{Replay, SimError, judge};
 use wakekv::trace::{Demands, OracleSettings, Tensors};
 
@@ -37,6 +37,8 @@ fn snapkv_keeps_what_the_window_votes_for_and_its_neighbours() {
     let head = &replay.outcome.heads[0];
     assert_eq!((head.resident_tokens, head.peak_tokens, head.unserved), (4 + 5 + 6, 6, 1));
     assert_eq!((replay.outcome.resident_tokens(), replay.outcome.resident_mean()), (5.0, 2.5));
+    assert_eq!(survivors(&run.tensors, policy, 4).unwrap(), [[1, 2, 6, 7]]);
+    assert_eq!(survivors(&run.tensors, policy, 8).unwrap(), [[0, 1, 2, 3, 4, 5, 6, 7]]);
     // A prompt no longer than the budget stays whole.
     assert_eq!(counts(&destroy_tokens(&run.tensors, &demands, policy, 8).unwrap()), (6, 0, 0));
 }

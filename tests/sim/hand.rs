@@ -30,6 +30,41 @@ fn the_rule_fetches_keeps_and_evicts_the_oldest() {
     assert_eq!(outcome.counts().evictions, 3);
     assert_eq!((outcome.resident_mean(), outcome.resident_peak()), (2.0, 2));
     assert_eq!(outcome.miss_rate(), 3.0 / 8.0);
+    // Three pages come in four steps, in each of which two are there.
+    assert_eq!(outcome.churn(), 3.0 / 8.0);
+}
+
+#[test]
+fn in_a_pool_a_head_takes_from_another() {
+    let one = [vec![0, 3], vec![1, 3], vec![0, 3], vec![1, 3]];
+    let trace = short(4, &one.map(|pages| vec![pages, vec![3]]));
+    // Alone, the first head fetches one of 0 and 1 in every step.
+    assert_eq!(counts(&run(&trace, Policy::Reactive(Rule::Standing), 2, Accounting::Strict).unwrap()), (8, 2, 2));
+    // Page 0 takes the place of its own head's 2; then 1 takes that of the other head's 2, which has not been used like 0.
+    let pooled = run(&trace, Policy::Pooled, 2, Accounting::Strict).unwrap();
+    assert_eq!(counts(&pooled), (10, 2, 0));
+    assert_eq!((pooled.counts().evictions, pooled.resident_mean()), (2, 4.0));
+    assert!(run(&trace, Policy::Pooled, 2, Accounting::Paper).is_err());
+}
+
+#[test]
+fn a_pool_of_one_head_is_that_head() {
+    // No page opens in decode, so it makes no difference that the pool looks at its pages only when all have been served.
+    for seed in 0..20 {
+        let mut rng = crate::common::Rng::new(seed);
+        let mut trace = Trace::new(Shape { page_tokens: 64, ..crate::streams::shape(1, Pins::default()) });
+        let all: Vec<u32> = (0..12).collect();
+        trace.push(Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 11 * 64 + 1 }, &[all]).unwrap();
+        for step in 0..60 {
+            let demand: Vec<u32> = (0..12).filter(|&page| page == 11 || rng.chance(25)).take(5).collect();
+            let demand = if demand.contains(&11) { demand } else { vec![11] };
+            let mark = Mark { step: step + 2, phase: Phase::Decode, start: 11 * 64 + 1 + step as usize, tokens: 1 };
+            trace.push(mark, &[demand]).unwrap();
+        }
+        let counts = |policy| run(&trace, policy, 5, Accounting::Strict).unwrap().counts();
+        assert_eq!(counts(Policy::Pooled), counts(Policy::Reactive(Rule::Standing)), "seed {seed}");
+        assert!(counts(Policy::Pooled).capacity > 0);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whom each replacement policy sends away.
 
 use crate::common::Rng;
-use wakekv::residency::{Arc, Frequency, Lru, Replacement, S3Fifo, Sieve};
+use wakekv::residency::{Arc, Frequency, Lru, Replacement, Rule, S3Fifo, Scores, Sieve, Standing};
 use wakekv::table::{HeadTable, Phase, Pins, Place};
 
 struct Head<R> {
@@ -75,6 +75,47 @@ fn heat_survives_very_long_runs() {
 }
 
 #[test]
+fn near_misses_count_as_far_as_they_were_near() {
+    // Pages 0, 1 and 2 were used in this order. Page 0 is chosen, with a score of 5; page 1 falls short of it by less than page 2, or by more.
+    let sent_away = |scores: [f32; 3]| {
+        let mut head = Head::<Standing>::new();
+        head.table.rate(Scores { first: 0, scores: &scores }, &[0]);
+        head.ask(&[0]);
+        head.open();
+        (0..3).find(|page| !head.resident().contains(page))
+    };
+    assert_eq!(sent_away([5.0, 4.5, 1.0]), Some(2));
+    assert_eq!(sent_away([5.0, 1.0, 4.5]), Some(1));
+    assert_eq!(sent_away([5.0, f32::NEG_INFINITY, f32::NEG_INFINITY]), Some(1), "use decides where no score does");
+    // One that cannot be compared with gives nobody anything.
+    assert_eq!(sent_away([f32::INFINITY; 3]), Some(1));
+    // Two near misses count more than the use of a step long past, and more pages may be scored than there are.
+    let mut head = Head::<Standing>::new();
+    for _ in 0..2 {
+        head.table.rate(Scores { first: 1, scores: &[0.0, 3.0, 3.0, 9.0] }, &[2]);
+        head.ask(&[2]);
+    }
+    head.open();
+    assert_eq!(head.resident(), [1, 2, 3]);
+}
+
+#[test]
+fn a_near_miss_counts_what_the_formula_says() {
+    // Page 1 has been used once and has missed by 1 nat n times, which makes n thirds; page 0 has been used once more instead.
+    let sent_away = |near: usize| {
+        let mut head = Head::<Standing>::new();
+        for step in 0..near {
+            head.table.rate(Scores { first: 1, scores: &[2.0, 3.0] }, &[2]);
+            head.ask(if step == 0 { &[0, 2] } else { &[2] });
+        }
+        head.open();
+        (0..3).find(|page| !head.resident().contains(page))
+    };
+    assert_eq!(sent_away(2), Some(1));
+    assert_eq!(sent_away(4), Some(0));
+}
+
+#[test]
 fn sieve_spares_what_was_used_since_the_hand_came_by() {
     let mut head = Head::<Sieve>::new();
     head.ask(&[0]);
@@ -114,9 +155,12 @@ fn arc_shortens_the_list_that_is_missed_less() {
 
 /// Whatever the policy: ways are never wasted, demanded and pinned pages stay, and ways can come and go.
 fn keeps_the_table_whole<R: Replacement>(seed: u64) {
+    keeps_it_whole(HeadTable::<R>::new(), seed);
+}
+
+fn keeps_it_whole<R: Replacement>(mut table: HeadTable<R>, seed: u64) {
     let mut rng = Rng::new(seed);
     let pins = Pins { sinks: rng.below(2) as u32, recent: rng.below(2) as u32 };
-    let mut table = HeadTable::<R>::new();
     let mut places = Vec::new();
     let mut slot = 0;
     for step in 1..600 {
@@ -131,6 +175,11 @@ fn keeps_the_table_whole<R: Replacement>(seed: u64) {
         let dense = rng.below(100);
         let demand: Vec<u32> = (0..=last).filter(|&page| rng.chance(dense) || pins.contain(page, last)).collect();
         let before: Vec<bool> = demand.iter().map(|&page| table.slot_of(page).is_some()).collect();
+        if rng.chance(50) {
+            let scores: Vec<f32> =
+                (0..rng.below(70)).map(|_| rng.pick(&[-3.0, 0.0, 1.0, 2.5, f32::INFINITY])).collect();
+            table.rate(Scores { first: rng.below(4) as u32, scores: &scores }, &demand);
+        }
         let tally = table.demand(step, Phase::Decode, &demand, &mut places).unwrap();
         table.check().unwrap();
         assert_eq!(tally.overflow as usize, demand.len().saturating_sub(table.ways()));
@@ -165,9 +214,13 @@ fn every_policy_keeps_the_table_whole() {
     for seed in 0..40 {
         keeps_the_table_whole::<Lru>(seed);
         keeps_the_table_whole::<Frequency>(seed);
+        keeps_the_table_whole::<Standing>(seed);
         keeps_the_table_whole::<S3Fifo>(seed);
         keeps_the_table_whole::<Sieve>(seed);
         keeps_the_table_whole::<Arc>(seed);
+    }
+    for (seed, rule) in (0..).zip(Rule::ALL) {
+        keeps_it_whole(HeadTable::with_order(rule.order()), seed);
     }
 }
 

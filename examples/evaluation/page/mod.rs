@@ -3,13 +3,17 @@
 mod attentive;
 mod heads;
 mod misses;
+mod published;
 mod quality;
+mod rules;
+mod summary;
 
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use wakekv::sim::Rule;
 
 use super::attentive::Judged;
 use super::checks::Checked;
@@ -17,14 +21,22 @@ use super::pace::{self, Pace};
 use super::peer::Speeds;
 use super::plan::Plan;
 use super::regime::Regime;
+use crate::study::grid::Contender;
 use crate::study::table::Table;
 use crate::tasks::Measure;
+
+const LRU: Contender = Contender::Reactive(Rule::Lru);
+
+/// Misses per demanded page below which a ratio says nothing: almost everything is resident.
+const FEW: f64 = 0.01;
 
 /// Everything there is to tell.
 pub struct Findings<'a> {
     pub plan: &'a Plan,
     pub model: String,
     pub command: String,
+    /// Whether runs of an earlier call were kept, whose time is not part of `time`.
+    pub resumed: bool,
     pub workers: usize,
     pub time: Duration,
     pub regimes: &'a [Regime],
@@ -39,9 +51,12 @@ pub fn write(findings: &Findings<'_>, folder: &Path) -> Result<()> {
     let charts = folder.join("results");
     std::fs::create_dir_all(&charts).with_context(|| format!("cannot create {}", charts.display()))?;
     let mut page = head(findings);
+    page += &summary::section(findings);
     page += &quality::section(findings, &charts)?;
     page += &heads::section(findings, &charts)?;
     page += &misses::section(findings, &charts)?;
+    page += &rules::section(findings);
+    page += &published::section(findings);
     page += &attentive::section(findings);
     page += &speed(findings);
     let path = folder.join("results.md");
@@ -69,7 +84,7 @@ fn head(findings: &Findings<'_>) -> String {
     let (reads, budget) = plan.recorded;
     format!(
         "# Results\n\n\
-         Written by `{command}` in {minutes:.0} minutes with {workers} runs at a time on {machine}. Nothing here was edited by hand. \
+         Written by `{command}` in {minutes:.0} minutes{resumed} with {workers} runs at a time on {machine}. Nothing here was edited by hand. \
          The model is {model}, its weights at 8 bits in decode, keys and values in f16, pages of 16 tokens. Every run is made from a \
          seed; the context is read exactly and written into every cache that is compared, and everything after it, the question \
          included, is decoded token by token under the policy that is judged.\n\n{runs}\n\
@@ -79,6 +94,7 @@ fn head(findings: &Findings<'_>) -> String {
          streamed pages and evictions that the live cache counted; {same} of {same} runs wrote the same tokens under the budget and \
          without one; {bounded} policies at a budget missed no less than their bound.\n\n",
         command = findings.command,
+        resumed = if findings.resumed { ", runs of an earlier call being kept," } else { "" },
         minutes = (findings.time.as_secs_f64() / 60.0).max(1.0),
         workers = findings.workers,
         machine = machine(),
@@ -97,8 +113,7 @@ fn speed(findings: &Findings<'_>) -> String {
     let mut text = String::new();
     if !findings.speeds.is_empty() {
         text += "## Speed of a replay\n\nThe same recorded stream through the replay and through plain Python \
-                 (`benches/peers/replay.py`), which count the same hits and misses. One thread; built as the tests are, optimised but with \
-                 checks; `cargo bench --bench replay` measures without.\n\n";
+                 (`benches/peers/replay.py`), which count the same hits and misses. One thread, built by the command above.\n\n";
         let mut table =
             Table::new(["budget", "pages replayed", "replay, pages/s", "plain Python, pages/s", "times as fast"]);
         for speed in &findings.speeds {

@@ -8,7 +8,7 @@ use super::{Findings, chart, percent};
 use crate::evaluation::regime::Regime;
 use crate::study::chart::{Chart, Lines, Series};
 use crate::study::table::Table;
-use crate::tasks::run::Reads;
+use crate::tasks::run::{RELAXED, Reads, STICKINESS};
 use crate::tasks::{Measure, Task};
 
 pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
@@ -32,12 +32,16 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
     });
     let mut text = format!(
         "## Quality by what is read\n\nA head reads so many pages per token, the first and the last two among them. The oracle \
-         takes the pages with the largest true logits, the window only the first and the last ones. Reversible residency does not \
-         change what is read, so a row holds for every budget. Decisions per cell: {}.\n\n{}\n",
+         takes the pages with the largest true logits, the window only the first and the last ones; *sticky* prefers what the last \
+         token read by {STICKINESS}, *relaxed* selects anew every {RELAXED} tokens only, both with the digest at 2 bits. Reversible \
+         residency does not change what is read, so these rows hold for every budget. Two policies destroy: *evict* keeps twice the \
+         pages that it reads, which are the oracle's choice of what is left, so what it loses it loses by eviction alone; *SnapKV* \
+         keeps as many tokens of the context as the pages hold, and all that comes after it, and reads all of them; its votes are those of the context's last tokens, before anybody has asked. \
+         Decisions per cell: {}.\n\n{}\n",
         decisions.collect::<Vec<_>>().join(", "),
         table.markdown()
     );
-    text += &goals(findings, &scored);
+    text += &goals(findings);
     for (regime, measure) in scored.iter().filter(|(_, measure)| *measure != Measure::Perplexity) {
         let stem = format!("quality-{}", regime.task);
         quality_chart(findings, regime, *measure).write(&charts.join(&stem))?;
@@ -73,31 +77,50 @@ fn quality_chart(findings: &Findings<'_>, regime: &Regime, measure: Measure) -> 
     }
 }
 
-/// The goals that were set for page selection, and how far each digest is from them.
-fn goals(findings: &Findings<'_>, scored: &[(&Regime, Measure)]) -> String {
-    let score = |task: Task, wanted: &dyn Fn(Reads) -> bool| {
-        let (regime, measure) = scored.iter().find(|(regime, _)| regime.task == task)?;
-        let index = findings.plan.reads.iter().position(|&reads| wanted(reads))?;
-        Some(regime.scores.get(index)?.value(*measure))
+/// A reading against the full cache, and against the oracle of as many pages.
+pub struct Standing {
+    /// Of the score of the full cache.
+    pub needle: f64,
+    pub distractors: f64,
+    pub turns: f64,
+    /// Points of copy accuracy below the full cache and below the oracle.
+    pub behind_full: f64,
+    pub behind_oracle: Option<f64>,
+}
+
+/// How a reading does. `None` where its tasks were not run.
+pub fn standing(findings: &Findings<'_>, reads: Reads) -> Option<Standing> {
+    let score = |task: Task, reads: Reads| {
+        let regime = findings.regimes.iter().find(|regime| regime.task == task)?;
+        let index = findings.plan.reads.iter().position(|&other| other == reads)?;
+        Some(regime.scores.get(index)?.value(task.measure()?))
     };
+    let of_full = |task| Some(score(task, reads)? / score(task, Reads::Full)?.max(f64::MIN_POSITIVE));
+    let behind = |other| Some(100.0 * (score(Task::Copy, other)? - score(Task::Copy, reads)?));
+    Some(Standing {
+        needle: of_full(Task::Needle)?,
+        distractors: of_full(Task::Distractors)?,
+        turns: of_full(Task::Turns)?,
+        behind_full: behind(Reads::Full)?,
+        behind_oracle: reads.pages().and_then(|pages| behind(Reads::Oracle(pages))),
+    })
+}
+
+/// The goals that were set for page selection, and how far each digest is from them.
+fn goals(findings: &Findings<'_>) -> String {
     let mut text = String::new();
     for pages in [8, 4] {
-        for reads in findings.plan.reads.iter().filter(|reads| matches!(reads, Reads::Digest(_, p) if *p == pages)) {
-            let of_full = [Task::Needle, Task::Distractors, Task::Turns].map(|task| {
-                let full = score(task, &|other| other == Reads::Full)?;
-                Some((task, score(task, &|other| other == *reads)? / full.max(f64::MIN_POSITIVE)))
-            });
-            let behind = score(Task::Copy, &|other| other == Reads::Oracle(pages))
-                .zip(score(Task::Copy, &|other| other == *reads))
-                .map(|(oracle, own)| 100.0 * (oracle - own));
-            let shares = of_full.into_iter().flatten().map(|(task, share)| format!("{task} {}", percent(share)));
-            let shares = shares.collect::<Vec<_>>().join(", ");
-            let Some(behind) = behind.filter(|_| !shares.is_empty()) else { continue };
-            let met = of_full.iter().flatten().all(|(_, share)| *share >= 0.95) && behind <= 3.0;
+        for &reads in findings.plan.reads.iter().filter(|reads| matches!(reads, Reads::Digest(_, p) if *p == pages)) {
+            let Some(Standing { needle, turns, behind_oracle: Some(behind), .. }) = standing(findings, reads) else {
+                continue;
+            };
+            let met = needle >= 0.95 && turns >= 0.95 && behind <= 3.0;
             text += &format!(
-                "* {} at {pages} pages: {shares} of the full cache; copy {behind:.1} points behind the oracle. The goal (95 %, 3 \
-                 points) is {}.\n",
+                "* {} at {pages} pages: needle {}, turns {} of the full cache, copy {behind:.1} points behind the oracle. The goal (95 %, 95 %, \
+                 3 points) is {}.\n",
                 reads.name(),
+                percent(needle),
+                percent(turns),
                 if met { "met" } else { "missed" }
             );
         }

@@ -152,7 +152,7 @@ impl Device for Cpu {
                 scale: setup.scale,
             },
             threads: Threads::start(threads)?,
-            tables: Tables::new(&geometry),
+            tables: Tables::new(&geometry, setup.replacement),
             counts: vec![PhaseCounts::default(); geometry.heads()],
             stall: Duration::ZERO,
             fetching: false,

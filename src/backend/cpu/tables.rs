@@ -5,12 +5,13 @@ use std::ops::Range;
 use crate::backend::{EntryPlan, StepPlan};
 use crate::geometry::Geometry;
 use crate::growth::make_room;
+use crate::residency::{Rule, Ruled};
 use crate::table::HeadTable;
 
 /// One head of one sequence.
 #[derive(Debug, Default)]
 pub(super) struct Head {
-    pub table: HeadTable,
+    pub table: HeadTable<Ruled>,
     /// The pages that were last selected for it, ascending, pinned ones left out.
     pub selected: Vec<u32>,
     /// The same of the last step that has finished, where scores are sticky.
@@ -26,16 +27,18 @@ pub(super) struct Head {
 pub(super) struct Tables {
     heads_per_sequence: usize,
     kv_heads: usize,
+    rule: Rule,
     heads: Vec<Head>,
     /// Per sequence, per logical page that is sealed, its group in the reservoir.
     groups: Vec<Vec<u32>>,
 }
 
 impl Tables {
-    pub(super) fn new(geometry: &Geometry) -> Self {
+    pub(super) fn new(geometry: &Geometry, rule: Rule) -> Self {
         Tables {
             heads_per_sequence: geometry.heads(),
             kv_heads: geometry.kv_heads(),
+            rule,
             heads: Vec::new(),
             groups: Vec::new(),
         }
@@ -47,7 +50,7 @@ impl Tables {
         self.heads.resize_with(count * self.heads_per_sequence, Head::default);
         self.groups[sequence as usize] = Vec::with_capacity(pages);
         for head in &mut self.heads[sequence_range(sequence, self.heads_per_sequence)] {
-            *head = Head::default();
+            *head = Head { table: HeadTable::with_order(self.rule.order()), ..Head::default() };
             head.table.reserve(pages, ways);
             head.selected.reserve(selected.min(pages));
             head.kept.reserve(selected.min(pages));

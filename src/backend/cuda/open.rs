@@ -20,6 +20,7 @@ use crate::backend::{Device, Setup, StepCounts};
 use crate::error::Error;
 use crate::geometry::{DType, Geometry};
 use crate::reservoir::Reservoir;
+use crate::residency::Rule;
 use crate::stats::PhaseCounts;
 
 /// Settings of the CUDA backend.
@@ -202,6 +203,9 @@ impl Device for Cuda {
         };
         if self.copy_blocks == 0 || self.copy_blocks > 65_535 {
             return refuse("copy_blocks", self.copy_blocks, "must be from 1 to 65,535");
+        }
+        if setup.replacement != Rule::Lru {
+            return refuse("replacement", setup.replacement, "must be lru on CUDA");
         }
         let slots = setup.device_slots as usize;
         let most = (STAGING_BYTES / geometry.page_bytes()).max(LEAST_STAGING_PAGES);

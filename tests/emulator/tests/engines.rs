@@ -11,6 +11,7 @@ use common::{Part, Tensors, Which, World, error_against_dense, run_step};
 use cudarc::driver::{CudaContext, CudaStream};
 use device::Device;
 use half::f16;
+use wakekv::residency::Rule;
 use wakekv::{
     Cache, Cpu, Cuda, CudaBackend, CudaTensor, CudaTensorMut, DType, Error, FetchPath, Geometry, Reservoir, Selection,
 };
@@ -183,6 +184,9 @@ fn what_the_device_cannot_do_is_refused_by_name() {
     refused(shape().build().unwrap(), memory(), device.cuda().numa_node(4000), &["numa_node", "4000"]);
     refused(shape().build().unwrap(), memory(), Cuda::new(7), &["no device 7"]);
     refused(shape().build().unwrap(), memory(), Cuda::new(0).kernel_image("not an image"), &["image"]);
+    let sieve = Cache::builder(geometry()).reservoir(memory()).replacement(Rule::Sieve).build(device.cuda());
+    let error = sieve.unwrap_err().to_string();
+    assert!(["replacement", "sieve", "lru"].iter().all(|word| error.contains(word)), "{error}");
     let mut few = build(device.cuda().staging_pages(1));
     let sequence = few.insert();
     let error = few.step(&[(sequence, 60)]).map(drop).unwrap_err().to_string();

@@ -6,9 +6,10 @@ use super::super::tables::Head;
 use super::super::threads::Shares;
 use super::super::{CpuBackend, CpuTensor, Parts};
 use super::Lane;
-use crate::backend::{EntryPlan, Scores, StepPlan};
+use crate::backend::{EntryPlan, StepPlan};
 use crate::error::Error;
 use crate::geometry::Geometry;
+use crate::residency::Scores;
 use crate::selection::{PageLists, Selection};
 use crate::table::{Phase, Pins};
 
@@ -195,6 +196,9 @@ fn select(
 }
 
 fn ask_table(step: u64, entry: &EntryPlan, head: &mut Head, lane: &mut Lane) {
+    if let Some(scores) = lane.scoring.scores() {
+        head.table.rate(scores, &lane.pages);
+    }
     match head.table.demand(step, entry.phase, &lane.pages, &mut lane.places) {
         Ok(tally) => lane.tally = tally,
         Err(error) => lane.error = Some(error),
