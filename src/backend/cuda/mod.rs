@@ -79,6 +79,8 @@ pub struct CudaBackend {
     events: Events,
     kernels: Kernels,
     multiprocessors: usize,
+    /// Bytes of shared memory that a block can have if it asks.
+    most_shared: usize,
     /// The device pool, and behind it the staging slots.
     pool: DeviceMemory,
     staging: Staging,

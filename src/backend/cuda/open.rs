@@ -9,11 +9,11 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use super::copies::{CopyEngine, Events, FetchPath};
 use super::driver::{Called, Driver};
 use super::frames::Frames;
-use super::kernels::{HEAD_DIMS, Kernels};
+use super::kernels::{FREE_SHARED, HEAD_DIMS, Kernels};
 use super::memory::DeviceMemory;
 use super::reservoir::HostPages;
 use super::scratch::Scratch;
-use super::shape::{StepShape, digest_stride, score_shared};
+use super::shape::{StepShape, check_score, digest_stride, score_shared};
 use super::tables::Tables;
 use super::{Copies, CudaBackend, Staging, compile, images};
 use crate::backend::{Device, Setup, StepCounts};
@@ -218,12 +218,14 @@ impl Device for Cuda {
             }
         }
         let (context, compute) = self.context()?;
+        let attribute = |attribute| context.attribute(attribute).called("cuDeviceGetAttribute");
+        let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let most_shared = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let most_shared = FREE_SHARED.max(usize::try_from(most_shared).unwrap_or(0));
+        check_score(&geometry, setup.selection, most_shared)?;
         let kernels = self.kernels(&context, &geometry)?;
         let stride = digest_stride(&geometry, setup.selection);
         kernels.score.allow_shared(score_shared(&geometry, setup.selection))?;
-        let multiprocessors = context
-            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-            .called("cuDeviceGetAttribute")?;
         let is_sticky = setup.stickiness > 0.0 && setup.selection.digest().is_some();
         let mut collected = StepCounts::default();
         collected.heads.resize(geometry.heads(), PhaseCounts::default());
@@ -244,6 +246,7 @@ impl Device for Cuda {
             events: Events::new(&context)?,
             kernels,
             multiprocessors: multiprocessors.max(1) as usize,
+            most_shared,
             pool: DeviceMemory::new(&context, "device_pool", pool_slots * geometry.page_bytes())?,
             staging: Staging { first: slots, count: staging },
             digests: DeviceMemory::new(&context, "reservoir (its pages' digests)", hosts * stride)?,
