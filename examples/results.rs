@@ -75,7 +75,7 @@ fn run(options: &Options) -> Result<()> {
     let frame = Frame { metadata: file.metadata(), tokenizer: &tokenizer };
     let plan = if options.short { plan::short() } else { plan::full() };
 
-    let bench = Bench { model: &model, frame, plan: &plan, work: &work, resume: options.resume };
+    let bench = Bench { model: &model, name: &name, frame, plan: &plan, work: &work, resume: options.resume };
     let until = options.minutes.map(|minutes| started + Duration::from_secs(60 * minutes));
     let runs = make_runs(&bench, workers, until)?;
     let regimes = replay(runs, &plan, workers)?;
@@ -84,7 +84,7 @@ fn run(options: &Options) -> Result<()> {
     let mut findings = Findings {
         plan: &plan,
         model: name,
-        command: command(),
+        command: command(options),
         resumed: options.resume,
         workers,
         time: started.elapsed(),
@@ -116,13 +116,21 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// How this was called.
-fn command() -> String {
-    let release = if cfg!(debug_assertions) { "" } else { "--release " };
-    let mut command = format!("cargo run {release}--features trace --example results");
-    for (index, argument) in std::env::args().skip(1).enumerate() {
+/// How this was called, folders and files left out.
+fn command(options: &Options) -> String {
+    let mut command = "cargo run ".to_owned();
+    command += if cfg!(debug_assertions) { "" } else { "--release " };
+    command += "--features trace --example results";
+    let number = |flag: &str, value: Option<String>| value.map(|value| format!("{flag} {value}"));
+    let flags = [
+        options.short.then(|| "--short".to_owned()),
+        options.resume.then(|| "--resume".to_owned()),
+        number("--workers", options.workers.map(|workers| workers.to_string())),
+        number("--minutes", options.minutes.map(|minutes| minutes.to_string())),
+    ];
+    for (index, flag) in flags.into_iter().flatten().enumerate() {
         command += if index == 0 { " -- " } else { " " };
-        command += &argument;
+        command += &flag;
     }
     command
 }
@@ -133,8 +141,8 @@ fn make_runs(bench: &Bench<'_>, workers: usize, until: Option<Instant>) -> Resul
     let all = lines.add(bar("{msg} {wide_bar} {pos}/{len} {elapsed}", "runs"));
     all.set_length(bench.plan.jobs.len() as u64);
     let runs = parallel(workers, &bench.plan.jobs, |&job: &Job| {
-        if until.is_some_and(|until| Instant::now() > until) && !bench.has(job) {
-            return Ok(None);
+        if until.is_some_and(|until| Instant::now() > until) {
+            return bench.kept(job);
         }
         let line = lines.add(bar("  {msg} {elapsed}", ""));
         let name = format!("{} {} seed {}", job.task, job.context, job.seed);

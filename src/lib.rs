@@ -79,7 +79,8 @@
 //! | [`Selection::Explicit`] | the pinned pages and those that the engine names | the engine's |
 //!
 //! Prefill always reads everything. [`CacheBuilder::reselect_every`] trades how often pages are selected for time,
-//! [`CacheBuilder::stickiness`] how exactly for fewer misses.
+//! [`CacheBuilder::stickiness`] how exactly for fewer misses. [`CacheBuilder::replacement`] says who goes when a page needs a way, which
+//! changes what has to be fetched and no output.
 //!
 //! # Errors, and steps that do not finish
 //!

@@ -376,7 +376,11 @@ impl<R: Replacement> HeadTable<R> {
         let below = pages.iter().copied().take_while(|&page| page < opened_from);
         let way_of = &self.way_of;
         let used = below.chain(opened_from..way_of.len() as u32).map(|page| way_of[page as usize]);
-        self.order.touch(used.filter(|&way| way != NONE));
+        let used = used.filter(|&way| way != NONE);
+        match phase {
+            Phase::Prefill => self.order.touch_prompt(used),
+            Phase::Decode => self.order.touch(used),
+        }
         Ok(tally)
     }
 

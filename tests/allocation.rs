@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use wakekv::residency::Rule;
 use wakekv::{Cache, Cpu, DType, Digest, Entry, Geometry, Reservoir, Selection, Sequence};
 
 struct Counting;
@@ -102,13 +103,16 @@ fn a_steady_decode_step_allocates_nothing() {
     let geometry = shape.dtype(DType::F32).build().unwrap();
     let tensors = &mut Tensors::new(&geometry, 400);
     let top = |digest| Selection::TopPages { count: 4, sink_pages: 1, recent_pages: 1, digest };
-    for selection in [Selection::All, top(Digest::MinMax), top(Digest::KeySketch2), top(Digest::RotatedSketch2)] {
+    let digests = [Digest::MinMax, Digest::KeySketch2].map(|digest| (top(digest), Rule::Lru));
+    let rules = Rule::ALL.map(|rule| (top(Digest::RotatedSketch2), rule));
+    for (selection, rule) in [(Selection::All, Rule::Lru)].into_iter().chain(digests).chain(rules) {
         for (budget, threads) in [(5, 1), (5, 2), (16, 2), (1000, 1)] {
             let mut cache = Cache::builder(geometry)
                 .pages_per_head(budget)
                 .reservoir(Reservoir::memory(200 * geometry.group_bytes() as u64))
                 .device_pool(200 * geometry.group_bytes() as u64)
                 .selection(selection)
+                .replacement(rule)
                 .build(Cpu::new().threads(threads))
                 .unwrap();
             // What all sequences share grows to the lengths at hand, and threads have slept and been woken.
@@ -128,7 +132,7 @@ fn a_steady_decode_step_allocates_nothing() {
                     sealed += report.counts.decode.mirrored_bytes / geometry.group_bytes() as u64;
                 }
             });
-            let what = format!("{selection:?}, {budget} ways, {threads} threads");
+            let what = format!("{selection:?}, {rule}, {budget} ways, {threads} threads");
             assert_eq!(allocations, 0, "{what}");
             assert!(sealed >= 36, "{what}: pages have filled, {sealed}");
             assert!(misses > 0 || budget > 16 || selection != Selection::All, "{what}: something was fetched");

@@ -202,6 +202,21 @@ fn a_trace_is_loaded_as_it_was_saved() {
 }
 
 #[test]
+fn steps_that_no_sequence_can_have_are_refused() {
+    let shape = Shape { layers: 1, heads_per_layer: 1, page_tokens: 16, pins: Pins::default(), budget: None };
+    let mark = |tokens| Mark { step: 1, phase: Phase::Prefill, start: 0, tokens };
+    for tokens in [usize::MAX, usize::MAX / 2, 1 << 32] {
+        assert!(matches!(Trace::new(shape).push(mark(tokens), &[[0u32; 0]]), Err(TraceError::Length { .. })));
+    }
+    let none: [[u32; 0]; 1] = [[]];
+    assert!(matches!(Trace::new(Shape { page_tokens: 0, ..shape }).push(mark(1), &none), Err(TraceError::PageTokens)));
+    // As long as can be, with one page read: nothing is set aside for what is not there.
+    let mut long = Trace::new(shape);
+    long.push(Mark { phase: Phase::Decode, ..mark(1 << 20) }, &none).unwrap();
+    assert_eq!(run(&long, Policy::Belady, 2, Accounting::Strict).unwrap().counts().demanded, 0);
+}
+
+#[test]
 fn traces_that_were_tampered_with_are_refused() {
     let folder = Folder::new("tampered");
     recorded(Recorder::with_scores()).save(&folder.0).unwrap();

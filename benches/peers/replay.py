@@ -7,6 +7,7 @@ STREAM is JSON: page_tokens, sinks, recent, marks (0 for prefill or 1 for decode
 pages per mark). Prints hits and misses of decode and the demanded pages per second.
 """
 import json
+import math
 import sys
 import time
 from collections import OrderedDict
@@ -50,9 +51,11 @@ def main():
     with open(sys.argv[1]) as file:
         stream = json.load(file)
     shape = stream["page_tokens"], stream["sinks"], stream["recent"]
-    started = time.perf_counter()
-    counts = [replay_head(head, stream["marks"], int(sys.argv[2]), *shape) for head in stream["heads"]]
-    seconds = time.perf_counter() - started
+    seconds = math.inf
+    for _ in range(5):
+        started = time.perf_counter()
+        counts = [replay_head(head, stream["marks"], int(sys.argv[2]), *shape) for head in stream["heads"]]
+        seconds = min(seconds, time.perf_counter() - started)
     demanded = sum(len(demand) for head in stream["heads"] for demand in head)
     print(json.dumps({
         "hits": sum(hits for hits, _ in counts),

@@ -8,7 +8,7 @@ use wakekv::sim::{
 use wakekv::table::Pins;
 use wakekv::trace::{Demands, Log, Tensors};
 
-use super::plan::Plan;
+use super::plan::{PAGE_TOKENS, Plan};
 use super::work::Done;
 use crate::tasks::Task;
 
@@ -34,7 +34,7 @@ const STRIDE: usize = 8;
 /// Judges a run of a task. What has to be learned is learned on another run of it.
 pub fn compare(judged_run: &Done, other: &Done, plan: &Plan) -> Result<Vec<Judged>> {
     let load = |done: &Done| -> Result<(Demands, Tensors)> {
-        let demands = Demands::of_log(&Log::read(&done.folder)?, 16, Pins::default())?;
+        let demands = Demands::of_log(&Log::read(&done.folder)?, PAGE_TOKENS, Pins::default())?;
         Ok((demands, Tensors::load(done.folder.join("tensors.npz"))?))
     };
     let (split, layers) = {

@@ -5,6 +5,9 @@ use wakekv::Digest::{MinMax, RotatedSketch2, RotatedSketch3};
 use crate::tasks::Task;
 use crate::tasks::run::Reads;
 
+/// Tokens of a page, by the library's default, which logs do not tell.
+pub const PAGE_TOKENS: usize = 16;
+
 /// One run.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {

@@ -1,11 +1,12 @@
 //! All runs of a task, replayed.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use wakekv::Counts;
 use wakekv::sim::{self, Accounting, Policy, Rule, Split};
-use wakekv::table::Pins;
+use wakekv::table::{Phase, Pins};
 use wakekv::trace::{Lanes, Log, Trace};
 
-use super::plan::Plan;
+use super::plan::{PAGE_TOKENS, Plan};
 use super::work::{Done, STICKY, numbers};
 use crate::study::behaviour::{self, Behaviour};
 use crate::study::grid::{Cell, Contender, Run, cell, grid};
@@ -44,7 +45,7 @@ pub const PAPER_BUDGETS: [usize; 4] = [8, 16, 32, 64];
 pub const MAP_WIDTH: usize = 4;
 
 /// Runs of the paper's accounting: it looks at every query head, so a few runs are enough.
-const PAPER_RUNS: usize = 3;
+pub const PAPER_RUNS: usize = 3;
 
 impl Regime {
     /// Policies that are looked at with stickiness.
@@ -78,6 +79,13 @@ impl Regime {
 
         let sticky: Vec<Trace> =
             runs.iter().map(|run| Trace::load(run.folder.join(STICKY))).collect::<Result<_, _>>()?;
+        for (trace, run) in sticky.iter().zip(&runs) {
+            ensure!(
+                counted(trace) == replayed(trace, plan)?,
+                "{task}, seed {}: a sticky run's replay counts otherwise than its cache did",
+                run.job.seed
+            );
+        }
         let sticky: Vec<Run<'_>> = sticky.iter().map(|trace| Run { trace, split: None }).collect();
         let sticky = grid(&sticky, &Self::STICKY, &plan.budgets, Accounting::Strict, || ())?;
 
@@ -102,21 +110,20 @@ impl Regime {
 
     /// Everything that is learned from the logs of attention.
     fn look_at_attention(&mut self, plan: &Plan) -> Result<()> {
-        let page_tokens = 16;
         let mut lost = vec![(0.0, 0.0); plan.budgets.len()];
         let mut singles = Vec::new();
         for (index, run) in self.runs.iter().enumerate() {
             let log = Log::read(&run.folder)?;
-            let trace = log.trace(page_tokens, Lanes::Kv, Pins::default())?;
+            let trace = log.trace(PAGE_TOKENS, Lanes::Kv, Pins::default())?;
             self.by_attention += Behaviour::of(&trace);
             for (sum, &budget) in lost.iter_mut().zip(&plan.budgets) {
                 let outcome = sim::run(&trace, Policy::Evict, budget, Accounting::Strict)?;
                 let steps: u64 = outcome.heads.iter().map(|head| head.steps).sum();
-                sum.0 += outcome.lost_mass() * steps as f64;
+                sum.0 += outcome.unserved_mass() * steps as f64;
                 sum.1 += steps as f64;
             }
             if index < PAPER_RUNS {
-                singles.push(log.trace(page_tokens, Lanes::Query, Pins::default())?);
+                singles.push(log.trace(PAGE_TOKENS, Lanes::Query, Pins::default())?);
             }
         }
         self.lost = plan
@@ -140,7 +147,27 @@ impl Regime {
 
 /// Whether the replay counts what the live cache counted.
 fn is_exact(trace: &Trace, run: &Done, plan: &Plan) -> Result<bool> {
-    let outcome = sim::run(trace, Policy::Reactive(Rule::Lru), plan.recorded.1, Accounting::Strict)?;
-    let replayed = outcome.counts();
-    Ok(numbers(&replayed) == run.live)
+    Ok(replayed(trace, plan)? == run.live && counted(trace) == run.live)
+}
+
+/// What the replay counts in decode.
+fn replayed(trace: &Trace, plan: &Plan) -> Result<[u64; 6]> {
+    Ok(numbers(&sim::run(trace, Policy::Reactive(Rule::Lru), plan.recorded.1, Accounting::Strict)?.counts()))
+}
+
+/// What the cache counted in decode, as the trace has it step by step.
+fn counted(trace: &Trace) -> [u64; 6] {
+    let mut counts = Counts::default();
+    for head in trace.heads() {
+        for (step, _) in trace.marks().iter().enumerate().filter(|(_, mark)| mark.phase == Phase::Decode) {
+            let tally = head.tally(step).unwrap_or_default();
+            counts.demanded += head.demand(step).len() as u64;
+            counts.hits += u64::from(tally.hits);
+            counts.compulsory += u64::from(tally.compulsory);
+            counts.capacity += u64::from(tally.capacity);
+            counts.overflow += u64::from(tally.overflow);
+            counts.evictions += u64::from(tally.evictions);
+        }
+    }
+    numbers(&counts)
 }

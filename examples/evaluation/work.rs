@@ -12,7 +12,7 @@ use crate::llm::tokenizer::Tokenizer;
 use crate::tasks::Frame;
 use crate::tasks::context::Context;
 use crate::tasks::record::record;
-use crate::tasks::run::{Decoding, Reads, Score};
+use crate::tasks::run::{Decoding, RELAXED, Reads, STICKINESS, Score};
 
 /// What a run left, beside its trace and its log on disk.
 #[derive(Clone, Debug)]
@@ -42,6 +42,7 @@ pub fn numbers(counts: &Counts) -> [u64; 6] {
 #[derive(Clone, Copy)]
 pub struct Bench<'a> {
     pub model: &'a Model,
+    pub name: &'a str,
     pub frame: Frame<'a>,
     pub plan: &'a Plan,
     /// Where the runs' folders are.
@@ -51,9 +52,22 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Whether a run is there already, and may be kept.
-    pub fn has(&self, job: Job) -> bool {
-        self.resume && self.folder(job).join("done.json").exists()
+    /// A run that is there already and may be kept, because it was made in the very way.
+    pub fn kept(&self, job: Job) -> Result<Option<Done>> {
+        let folder = self.folder(job);
+        let text = std::fs::read_to_string(folder.join("done.json")).ok().filter(|_| self.resume);
+        let Some(text) = text else { return Ok(None) };
+        let value: Value = serde_json::from_str(&text).context("done.json")?;
+        if value["way"] != self.way(job) {
+            return Ok(None);
+        }
+        Done::from_json(job, folder, &value).map(Some)
+    }
+
+    /// How a run is made: what its scores are scores of, and everything else that a change of the program may change.
+    fn way(&self, job: Job) -> String {
+        let Plan { reads, recorded, least, .. } = self.plan;
+        format!("{} {job:?} {reads:?} {recorded:?} {least} {STICKINESS} {RELAXED}", self.name)
     }
 
     fn folder(&self, job: Job) -> PathBuf {
@@ -63,10 +77,8 @@ impl Bench<'_> {
     /// Makes a run. `on` is told what it is at.
     pub fn run(&self, job: Job, on: impl Fn(&str)) -> Result<Done> {
         let folder = self.folder(job);
-        if self.resume
-            && let Ok(text) = std::fs::read_to_string(folder.join("done.json"))
-        {
-            return Done::from_json(job, folder, &serde_json::from_str(&text)?);
+        if let Some(done) = self.kept(job)? {
+            return Ok(done);
         }
         self.make(job, &folder, on)
             .with_context(|| format!("{} of {} tokens, seed {}", job.task, job.context, job.seed))
@@ -122,7 +134,9 @@ impl Bench<'_> {
             live: numbers(&recorded.live),
             same: same.transpose()?,
         };
-        let text = format!("{:#}\n", done.to_json());
+        let mut value = done.to_json();
+        value["way"] = self.way(job).into();
+        let text = format!("{value:#}\n");
         std::fs::write(folder.join("done.json"), text).context("cannot write done.json")?;
         Ok(done)
     }

@@ -266,7 +266,7 @@ fn dtype(text: &str) -> Result<DType, String> {
 
 fn rule(text: &str) -> Result<Rule, String> {
     let known = Rule::ALL.into_iter().find(|rule| rule.to_string() == text);
-    known.ok_or_else(|| "none of lru, frequency, standing, s3fifo, sieve, arc".to_owned())
+    known.ok_or_else(|| format!("none of {}", Rule::ALL.map(|rule| rule.to_string()).join(", ")))
 }
 
 fn weights(text: &str) -> Result<Weights, String> {

@@ -42,7 +42,12 @@ pub trait Chart {
         area.fill(&WHITE).map_err(failed)?;
         self.draw(&area)?;
         area.present().map_err(failed)?;
+        self.write_png(stem)
+    }
 
+    /// Writes `stem.png` alone: what has a shape for every cell is large in the other format.
+    fn write_png(&self, stem: &Path) -> Result<()> {
+        register_letters();
         let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
         {
             let area = BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area();

@@ -98,8 +98,9 @@ impl CacheBuilder {
     }
 
     /// Who goes when a page needs a way. Default [`Rule::Lru`], the published rule. No output depends on it, only what has to be
-    /// fetched. With [`Selection::TopPages`] [`Rule::Standing`] has missed least on what we have recorded (`docs/results.md`); it costs
-    /// 4 bytes per logical page, and a look at every score and way of a head in a step that evicts. CUDA knows LRU only.
+    /// fetched. With [`Selection::TopPages`] [`Rule::Standing`] has missed least on what we have recorded (`docs/results.md`); it
+    /// takes 4 bytes per logical page of each head and twice LRU's 8 bytes per way, looks at all scores when a step selects, and at all ways
+    /// when a step evicts. CUDA knows LRU only.
     pub fn replacement(mut self, rule: Rule) -> Self {
         self.replacement = rule;
         self

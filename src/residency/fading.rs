@@ -1,5 +1,7 @@
 //! What pages are worth, fading with every step: what [`Frequency`](super::Frequency) and [`Standing`](super::Standing) have in common.
 
+use crate::growth::make_room;
+
 /// Per logical page a sum of what it was given, each part halved after so many steps. Sums outlive evictions, so that a page that comes
 /// back is not a stranger; that is possible here because the number of pages is known.
 #[derive(Clone, Debug)]
@@ -45,7 +47,9 @@ impl Fading {
 
     pub fn admit(&mut self, way: u32, page: u32) {
         self.pages[way as usize] = page;
-        if self.heat.len() <= page as usize {
+        let missing = (page as usize + 1).saturating_sub(self.heat.len());
+        if missing > 0 {
+            make_room(&mut self.heat, missing);
             self.heat.resize(page as usize + 1, 0.0);
         }
     }

@@ -40,6 +40,9 @@ impl Replacement for Frequency {
         self.0.warm(ways);
     }
 
+    /// Not counted: pages that a later chunk of the prompt opens would have less than those of an earlier one, and go first.
+    fn touch_prompt(&mut self, _ways: impl Iterator<Item = u32>) {}
+
     fn rename(&mut self, from: u32, to: u32) {
         self.0.rename(from, to);
     }

@@ -90,6 +90,12 @@ pub trait Replacement {
         let _ = (scores, pages);
     }
 
+    /// The same of a prompt, which uses everything: a policy that counts uses need not count these. What is in one chunk of a prompt
+    /// and what in the next must then make no difference to it.
+    fn touch_prompt(&mut self, ways: impl Iterator<Item = u32>) {
+        self.touch(ways);
+    }
+
     /// The occupied way `from` is called `to` from now on, which was unoccupied. Its place in the order does not change.
     fn rename(&mut self, from: u32, to: u32);
 

@@ -111,6 +111,10 @@ impl Replacement for Ruled {
         each!(self, order => order.touch(ways));
     }
 
+    fn touch_prompt(&mut self, ways: impl Iterator<Item = u32>) {
+        each!(self, order => order.touch_prompt(ways));
+    }
+
     fn rate(&mut self, scores: Scores<'_>, pages: &[u32]) {
         each!(self, order => order.rate(scores, pages));
     }

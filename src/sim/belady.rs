@@ -32,8 +32,9 @@ struct Lane<'t> {
     first_use: Vec<u32>,
     /// How many of them have gone by.
     done: usize,
-    /// Per page its key among the residents.
+    /// Per page its key among the residents, and the step since which it is one.
     key: Vec<Option<u32>>,
+    since: Vec<u32>,
     /// Prompt pages that no decode step has demanded.
     cold: Vec<bool>,
     seen: Vec<bool>,
@@ -56,7 +57,7 @@ fn optimum(trace: &Trace, streams: &[Stream], capacity: usize, accounting: Accou
         let written = if paper { 0..0 } else { trace.shape().pages(mark.start)..trace.shape().pages(mark.end()) };
         for (index, lane) in (0u32..).zip(&mut lanes) {
             for page in written.clone() {
-                lane.keep(index, page as u32, lane.first_use[page], &mut residents);
+                lane.keep(index, page as u32, lane.first_use[page], step, &mut residents);
             }
             lane.step(step, mark, index, paper, &mut residents);
         }
@@ -65,6 +66,9 @@ fn optimum(trace: &Trace, streams: &[Stream], capacity: usize, accounting: Accou
             if let Some(lane) = lanes.get_mut(index as usize) {
                 lane.key[page as usize] = None;
                 lane.resident -= 1;
+                if mark.phase == Phase::Decode && lane.since[page as usize] < step as u32 {
+                    lane.outcome.leave(1, trace.shape().page_tokens);
+                }
                 lane.outcome.counts.of_mut(mark.phase).evictions += 1;
             }
         }
@@ -95,6 +99,7 @@ impl<'t> Lane<'t> {
             first_use: coming,
             done: 0,
             key: vec![None; pages],
+            since: vec![0; pages],
             cold: vec![false; pages],
             seen: vec![false; pages],
             resident: 0,
@@ -103,10 +108,13 @@ impl<'t> Lane<'t> {
     }
 
     /// The page is on the device, and will be demanded next at step `next`.
-    fn keep(&mut self, lane: u32, page: u32, next: u32, residents: &mut BTreeSet<(u32, u32, u32)>) {
+    fn keep(&mut self, lane: u32, page: u32, next: u32, step: usize, residents: &mut BTreeSet<(u32, u32, u32)>) {
         match self.key[page as usize].replace(next) {
             Some(old) => _ = residents.remove(&(old, lane, page)),
-            None => self.resident += 1,
+            None => {
+                self.resident += 1;
+                self.since[page as usize] = step as u32;
+            }
         }
         residents.insert((next, lane, page));
     }
@@ -135,7 +143,7 @@ impl<'t> Lane<'t> {
             } else {
                 self.cold[at] = true;
             }
-            self.keep(lane, page, next, residents);
+            self.keep(lane, page, next, step, residents);
         }
         self.done += demand.len();
         self.outcome.count(mark.phase, demand.len(), tally);

@@ -54,6 +54,7 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize) -> Result<(HeadOutcom
                 if mark.phase == Phase::Decode {
                     head.outcome.mass += f64::from(weight);
                     head.outcome.missed_mass += f64::from(weight);
+                    head.outcome.unserved_mass += f64::from(weight);
                 }
                 continue;
             }

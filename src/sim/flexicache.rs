@@ -109,12 +109,16 @@ impl Run {
             } else {
                 tally.capacity += 1;
                 self.outcome.missed_mass += mass;
+                self.outcome.unserved_mass += mass;
             }
         }
         self.outcome.count(mark.phase, demand.len(), tally);
         self.outcome.leave_unserved(tally.capacity);
         let moved = self.set.iter().filter(|page| !resident(page)).count();
         self.outcome.refresh(moved as u32);
+        if !whole && !first {
+            self.outcome.leave(before.iter().filter(|page| !self.set.contains(page)).count(), page_tokens);
+        }
         self.outcome.end_step(if whole { pages } else { self.set.len() } * page_tokens);
         self.decoded += 1;
     }

@@ -79,6 +79,7 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize, accounting: Accountin
     let mut cold: Vec<bool> = Vec::new();
     let mut counts: Vec<u32> = Vec::new();
     let mut decoded = 0;
+    let page_tokens = trace.shape().page_tokens;
     for (step, mark) in trace.marks().iter().enumerate() {
         let (pages, demand) = (trace.shape().pages(mark.end()), stream.demand(step));
         cold.resize(pages, mark.phase == Phase::Prefill);
@@ -95,6 +96,7 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize, accounting: Accountin
             for page in trace.shape().pages(mark.start)..pages {
                 frozen.insert(0, page as u32);
             }
+            outcome.leave(frozen.len().saturating_sub(budget), page_tokens);
             frozen.truncate(budget);
         }
         if decoded % REFRESH == 0 && !whole {
@@ -104,6 +106,7 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize, accounting: Accountin
             let new = most_demanded(&counts, budget, strict.then(|| pages as u32 - 1));
             let refreshed = new.iter().filter(|page| decoded > 0 && !frozen.contains(page)).count();
             outcome.refresh(refreshed as u32);
+            outcome.leave(frozen.iter().filter(|page| !new.contains(page)).count(), page_tokens);
             frozen = new;
             counts.fill(0);
         }
@@ -122,7 +125,7 @@ fn run_head(trace: &Trace, stream: &Stream, budget: usize, accounting: Accountin
         }
         outcome.count(mark.phase, demand.len(), tally);
         count(&mut counts, demand);
-        outcome.end_step(if whole { pages } else { frozen.len() } * trace.shape().page_tokens);
+        outcome.end_step(if whole { pages } else { frozen.len() } * page_tokens);
         decoded += 1;
     }
     outcome

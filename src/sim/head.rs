@@ -17,8 +17,12 @@ pub(super) struct Head<R> {
 
 impl<R: Replacement> Head<R> {
     pub(super) fn new(shape: &Shape) -> Self {
+        Self::with_order(shape, R::new())
+    }
+
+    pub(super) fn with_order(shape: &Shape, order: R) -> Self {
         Head {
-            table: HeadTable::new(),
+            table: HeadTable::with_order(order),
             places: Vec::new(),
             outcome: HeadOutcome::default(),
             next_slot: 0,
@@ -46,6 +50,7 @@ impl<R: Replacement> Head<R> {
         for _ in before..after {
             let opened = self.table.open(mark.step, mark.phase, shape.pins, keep)?;
             self.outcome.counts.of_mut(mark.phase).evictions += u64::from(opened.evicted.is_some());
+            self.leave(mark, u32::from(opened.evicted.is_some()));
         }
         Ok(())
     }
@@ -74,6 +79,7 @@ impl<R: Replacement> Head<R> {
             }
             tally = self.table.demand(mark.step, mark.phase, pages, &mut self.places)?;
             self.outcome.count(mark.phase, pages.len(), tally);
+            self.leave(mark, tally.evictions);
             if let Some(masses) = masses.filter(|_| mark.phase == Phase::Decode) {
                 for (&mass, place) in masses.iter().zip(&self.places) {
                     self.outcome.mass += f64::from(mass);
@@ -89,9 +95,17 @@ impl<R: Replacement> Head<R> {
         Ok(tally)
     }
 
-    /// Room for the whole run.
+    /// Pages have left that were there when the step began: none is evicted in the step that fetches it.
+    fn leave(&mut self, mark: &Mark, pages: u32) {
+        if mark.phase == Phase::Decode {
+            self.outcome.leave(pages as usize, self.page_tokens);
+        }
+    }
+
+    /// Room for the whole run, unless it says that it is longer than any is.
     pub(super) fn reserve(&mut self, shape: &Shape, marks: &[Mark], stream: &Stream, budget: usize) {
-        let pages = marks.last().map_or(0, |mark| shape.pages(mark.end()));
+        const LONGEST: usize = 1 << 20;
+        let pages = marks.last().map_or(0, |mark| shape.pages(mark.end())).min(LONGEST);
         self.table.reserve(pages, pages.min(budget));
         self.places.reserve(stream.demands().map(<[u32]>::len).max().unwrap_or(0));
     }

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`Policy::Reactive`] | the rule, with any [`Rule`] for who goes | is fetched and kept |
 //! | [`Policy::Moving`] | the same, and ways move between heads at an equal sum | is fetched and kept |
+//! | [`Policy::Pooled`] | those of greatest standing in all heads together | is fetched and kept |
 //! | [`Policy::Full`] | all | does not occur |
 //! | [`Policy::Evict`] | LRU | is lost: it misses for ever |
 //! | [`Policy::Frozen`] | unstable heads all, the others the most demanded, refreshed every 16 steps | is fetched and not kept |
@@ -92,7 +93,7 @@ pub use quality::{HeadQuality, Quality, judge};
 pub use replay::{Replay, replay};
 
 pub use crate::residency::Rule;
-use crate::residency::{Arc, BalanceSettings, Frequency, Lru, S3Fifo, Sieve, Standing};
+use crate::residency::{BalanceSettings, Lru, Replacement};
 use crate::table::TableError;
 use crate::trace::Trace;
 
@@ -105,7 +106,7 @@ pub enum Policy<'a> {
     /// The rule, and every so often ways move from heads that have cooled to heads that miss.
     Moving(Rule, BalanceSettings),
     /// One pool of as many ways for all heads, from which the page goes that has least standing of all, as
-    /// [`Standing`] has it. Heads are all served before anybody goes. It shows what is to be had from sharing: a device would
+    /// [`Standing`](crate::residency::Standing) has it. Heads are all served before anybody goes. It shows what is to be had from sharing: a device would
     /// have to move ways between heads in every step.
     Pooled,
     /// Every page of every head.
@@ -185,28 +186,16 @@ pub fn run(trace: &Trace, policy: Policy<'_>, budget: usize, accounting: Account
         (Policy::Pooled, Accounting::Strict) => Ok(pooled::run(trace, budget)),
         (Policy::Pooled, Accounting::Paper) => Err(SimError::Undefined { policy: "a pool that all heads share" }),
         (Policy::Frozen(split), _) => frozen::run(trace, split, budget, accounting),
-        (Policy::Full, Accounting::Strict) => rule::run::<Lru>(trace, usize::MAX),
+        (Policy::Full, Accounting::Strict) => rule::run(trace, usize::MAX, Lru::new),
         (Policy::Full, Accounting::Paper) => Ok(paper::run::<Lru>(trace, usize::MAX, false)?.0),
         (Policy::Evict, Accounting::Strict) => Ok(evict::run(trace, budget)?.0),
         (Policy::Evict, Accounting::Paper) => Ok(paper::run::<Lru>(trace, budget, true)?.0),
-        (Policy::Reactive(rule), Accounting::Strict) => match rule {
-            Rule::Lru => rule::run::<Lru>(trace, budget),
-            Rule::Frequency => rule::run::<Frequency>(trace, budget),
-            Rule::Standing => rule::run::<Standing>(trace, budget),
-            Rule::S3Fifo => rule::run::<S3Fifo>(trace, budget),
-            Rule::Sieve => rule::run::<Sieve>(trace, budget),
-            Rule::Arc => rule::run::<Arc>(trace, budget),
-        },
+        // The published rule is what is replayed most, and pays no branch per call.
+        (Policy::Reactive(Rule::Lru), Accounting::Strict) => rule::run(trace, budget, Lru::new),
+        (Policy::Reactive(rule), Accounting::Strict) => rule::run(trace, budget, || rule.order()),
         (Policy::Reactive(Rule::Lru), Accounting::Paper) => Ok(paper::run::<Lru>(trace, budget, false)?.0),
         (Policy::Reactive(_), Accounting::Paper) => Err(SimError::Undefined { policy: "a rule other than LRU" }),
-        (Policy::Moving(rule, settings), Accounting::Strict) => match rule {
-            Rule::Lru => moving::run::<Lru>(trace, budget, settings),
-            Rule::Frequency => moving::run::<Frequency>(trace, budget, settings),
-            Rule::Standing => moving::run::<Standing>(trace, budget, settings),
-            Rule::S3Fifo => moving::run::<S3Fifo>(trace, budget, settings),
-            Rule::Sieve => moving::run::<Sieve>(trace, budget, settings),
-            Rule::Arc => moving::run::<Arc>(trace, budget, settings),
-        },
+        (Policy::Moving(rule, settings), Accounting::Strict) => moving::run(trace, rule, budget, settings),
         (Policy::Moving(..), Accounting::Paper) => Err(SimError::Undefined { policy: "moving ways" }),
     }
 }

@@ -2,18 +2,14 @@
 
 use super::head::Head;
 use super::{Outcome, SimError};
-use crate::residency::{BalanceSettings, Balancer, Load, Replacement};
+use crate::residency::{BalanceSettings, Balancer, Load, Rule};
 use crate::table::Phase;
 use crate::trace::Trace;
 
 /// Heads step together. Every head starts with `budget` ways; what one gives another gets, so that the sum never exceeds heads × budget.
-pub(super) fn run<R: Replacement>(
-    trace: &Trace,
-    budget: usize,
-    settings: BalanceSettings,
-) -> Result<Outcome, SimError> {
+pub(super) fn run(trace: &Trace, rule: Rule, budget: usize, settings: BalanceSettings) -> Result<Outcome, SimError> {
     let shape = trace.shape();
-    let mut heads: Vec<Head<R>> = trace.heads().iter().map(|_| Head::new(shape)).collect();
+    let mut heads: Vec<_> = trace.heads().iter().map(|_| Head::with_order(shape, rule.order())).collect();
     // What each head may own; a head that is still short of it takes ways as its pages open.
     let mut budgets = vec![budget; heads.len()];
     let mut balancer = Balancer::new(heads.len(), settings);

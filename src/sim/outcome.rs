@@ -21,6 +21,10 @@ pub struct HeadOutcome {
     pub mass: f64,
     /// Of that, the mass of pages that were not resident when the step asked.
     pub missed_mass: f64,
+    /// Of that, the mass of pages that were not fetched either.
+    pub unserved_mass: f64,
+    /// Tokens' worth of pages that a decode step found on the device and that had left it at its end, summed over decode steps.
+    pub left_tokens: u64,
     /// Pages that were moved to the device at a refresh, without having been asked for.
     pub refreshed: u64,
     /// Missed pages that were not fetched: because they had been destroyed, or because the policy reads what it has chosen itself.
@@ -59,6 +63,11 @@ impl HeadOutcome {
         self.unserved += u64::from(pages);
         let step = self.step_at_hand();
         step.fetched = step.fetched.saturating_sub(pages);
+    }
+
+    /// The decode step at hand has sent so many pages away that it had found on the device.
+    pub(super) fn leave(&mut self, pages: usize, page_tokens: usize) {
+        self.left_tokens += (pages * page_tokens) as u64;
     }
 
     /// The decode step at hand has moved so many pages to the device that it did not ask for.
@@ -126,8 +135,17 @@ impl Outcome {
 
     /// Attention mass per head and decode step that would be lost if no miss were served: mean of Σ_{p∉R} a(p).
     pub fn lost_mass(&self) -> f64 {
+        self.per_step(|head| head.missed_mass)
+    }
+
+    /// Attention mass per head and decode step that is lost, because what was missed was not fetched.
+    pub fn unserved_mass(&self) -> f64 {
+        self.per_step(|head| head.unserved_mass)
+    }
+
+    fn per_step(&self, of: fn(&HeadOutcome) -> f64) -> f64 {
         let steps: u64 = self.heads.iter().map(|head| head.steps).sum();
-        self.heads.iter().map(|head| head.missed_mass).sum::<f64>() / steps.max(1) as f64
+        self.heads.iter().map(of).sum::<f64>() / steps.max(1) as f64
     }
 
     /// Tokens that there is room for on the device at the end of a decode step, summed over heads, mean over steps.
@@ -145,16 +163,11 @@ impl Outcome {
         self.heads.iter().map(|head| head.peak_tokens.div_ceil(self.shape.page_tokens as u64)).sum()
     }
 
-    /// Residency churn: pages that came to the device over pages that were there, both summed over decode steps. The share of itself
-    /// that the resident set replaces per step.
+    /// Residency churn: the share of what is on the device that a decode step sends away, mean over steps and heads. What
+    /// only passes by in a step does not count.
     pub fn churn(&self) -> f64 {
-        let came = |head: &HeadOutcome| {
-            let fetched: u64 = head.traffic.iter().map(|step| u64::from(step.fetched)).sum();
-            fetched.saturating_sub(head.counts.decode.overflow)
-        };
-        let (came, there) =
-            self.heads.iter().fold((0, 0), |sum, head| (sum.0 + came(head), sum.1 + head.resident_tokens));
-        came as f64 * self.shape.page_tokens as f64 / there.max(1) as f64
+        let sum = |of: fn(&HeadOutcome) -> u64| self.heads.iter().map(of).sum::<u64>() as f64;
+        sum(|head| head.left_tokens) / sum(|head| head.resident_tokens).max(1.0)
     }
 
     /// Bytes per decode step that attention has to wait for: fetched, but not while attention was over the pages that hit.

@@ -54,6 +54,7 @@ fn run_head<R: Replacement>(
                 head.outcome.missed_mass += mass;
                 if destroy {
                     lost += 1;
+                    head.outcome.unserved_mass += mass;
                     continue;
                 }
             } else {
@@ -75,7 +76,10 @@ fn run_head<R: Replacement>(
             oldest.clear();
             oldest.extend(head.table.residents().map(|(page, _, stamp)| (stamp, page)));
             oldest.sort_unstable();
-            oldest.iter().take(excess).for_each(|&(_, page)| head.table.drop_page(page));
+            oldest.truncate(excess);
+            oldest.iter().for_each(|&(_, page)| head.table.drop_page(page));
+            let old = oldest.iter().filter(|&&(stamp, _)| stamp < mark.step).count();
+            head.outcome.leave(old, trace.shape().page_tokens);
             tally.evictions = excess as u32;
         }
         head.outcome.count(Phase::Decode, demand.len(), tally);

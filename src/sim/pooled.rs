@@ -3,7 +3,7 @@
 use super::{HeadOutcome, Outcome};
 use crate::residency::{Replacement, Standing};
 use crate::table::{Phase, Tally};
-use crate::trace::{Mark, Stream, Trace};
+use crate::trace::{Mark, Shape, Stream, Trace};
 
 /// Demands are served first, and when all heads have been served the pool shrinks to heads × budget again, as for the optimum that it is
 /// to be compared with.
@@ -17,10 +17,7 @@ pub(super) fn run(trace: &Trace, budget: usize) -> Outcome {
             lane.begin(mark, opened);
             lane.serve(mark, stream, step);
         }
-        shrink(&mut lanes, capacity, mark, &mut candidates);
-        if mark.phase == Phase::Prefill {
-            lanes.iter_mut().for_each(Lane::end_prompt);
-        }
+        shrink(&mut lanes, capacity, mark, trace.shape(), &mut candidates);
         for lane in lanes.iter_mut().filter(|_| mark.phase == Phase::Decode) {
             lane.outcome.end_step(lane.resident * trace.shape().page_tokens);
         }
@@ -42,6 +39,8 @@ struct Page {
     resident: bool,
     /// Demanded or opened in the step at hand.
     in_use: bool,
+    /// Has come to the device in the step at hand.
+    came: bool,
     /// Opened by prefill since the last decode step.
     fresh: bool,
     /// Left off the device by prefill, and not demanded by decode since.
@@ -58,10 +57,11 @@ impl Lane {
         let prefill = mark.phase == Phase::Prefill;
         for page in &mut self.pages {
             page.in_use = false;
+            page.came = false;
             page.fresh &= prefill;
         }
         for page in self.pages.len()..self.pages.len() + opened {
-            self.pages.push(Page { resident: true, in_use: true, fresh: prefill, cold: false });
+            self.pages.push(Page { resident: true, in_use: true, fresh: prefill, cold: false, came: true });
             self.standing.grow();
             self.standing.admit(page as u32, page as u32);
         }
@@ -70,13 +70,11 @@ impl Lane {
 
     fn serve(&mut self, mark: &Mark, stream: &Stream, step: usize) {
         let (demand, masses) = (stream.demand(step), stream.masses(step).unwrap_or(&[]));
-        if demand.is_empty() {
-            return;
-        }
-        if let Some(scores) = stream.scores(step) {
+        let decode = mark.phase == Phase::Decode;
+        if let Some(scores) = stream.scores(step).filter(|_| !demand.is_empty()) {
             self.standing.rate(scores, demand);
         }
-        let decode = mark.phase == Phase::Decode;
+        // Also where nothing is demanded: all heads must have taken as many steps to be compared.
         if decode {
             self.standing.touch(demand.iter().copied());
         }
@@ -97,31 +95,30 @@ impl Lane {
                     self.outcome.missed_mass += mass;
                 }
             }
-            *page = Page { resident: true, in_use: true, ..*page };
+            *page = Page { in_use: true, came: page.came || !page.resident, resident: true, ..*page };
         }
         self.outcome.count(mark.phase, demand.len(), tally);
     }
 }
 
-impl Lane {
-    /// A prompt uses everything. As with the rule, that counts for what is left of it: the rest passed the pool by.
-    fn end_prompt(&mut self) {
-        let left = (0u32..).zip(&self.pages).filter(|(_, page)| page.resident);
-        self.standing.touch(left.map(|(at, _)| at));
-    }
-}
-
 /// Until no more than `capacity` pages are left those go that are not in use, the ones of least standing first; then those that have been in
 /// use, for what they were needed for is done. Of equal ones the lower page of the lower head. After prefill, which uses everything,
-/// the first pages go, as with the rule. Every head's last page stays.
-fn shrink(lanes: &mut [Lane], capacity: usize, mark: &Mark, candidates: &mut Vec<(bool, f32, usize, usize)>) {
+/// the first pages go, as with the rule. Pinned pages stay.
+fn shrink(
+    lanes: &mut [Lane],
+    capacity: usize,
+    mark: &Mark,
+    shape: &Shape,
+    candidates: &mut Vec<(bool, f32, usize, usize)>,
+) {
     let resident: usize = lanes.iter().map(|lane| lane.resident).sum();
     let Some(over) = resident.checked_sub(capacity).filter(|&over| over > 0) else { return };
     let prefill = mark.phase == Phase::Prefill;
     candidates.clear();
     for (index, lane) in lanes.iter().enumerate() {
         let last = lane.pages.len().saturating_sub(1);
-        for (at, page) in lane.pages.iter().enumerate().filter(|&(at, page)| page.resident && at < last) {
+        let is_free = |&(at, page): &(usize, &Page)| page.resident && !shape.pins.contain(at as u32, last as u32);
+        for (at, page) in lane.pages.iter().enumerate().filter(is_free) {
             let worth = if prefill { at as f32 } else { lane.standing.of(at as u32) };
             candidates.push((page.in_use && !prefill, worth, index, at));
         }
@@ -131,6 +128,9 @@ fn shrink(lanes: &mut [Lane], capacity: usize, mark: &Mark, candidates: &mut Vec
         let lane = &mut lanes[index];
         let page = &mut lane.pages[at];
         *page = Page { resident: false, cold: page.cold || page.fresh, ..*page };
+        if !prefill && !page.came {
+            lane.outcome.leave(1, shape.page_tokens);
+        }
         lane.resident -= 1;
         lane.outcome.counts.of_mut(mark.phase).evictions += 1;
     }

@@ -80,7 +80,7 @@ pub struct Mark {
 impl Mark {
     /// Tokens after the step.
     pub const fn end(&self) -> usize {
-        self.start + self.tokens
+        self.start.saturating_add(self.tokens)
     }
 }
 
@@ -166,6 +166,14 @@ pub enum TraceError {
         /// The token.
         token: usize,
     },
+    /// More tokens than any sequence may have.
+    #[error("{tokens} tokens, but a sequence has at most {most}")]
+    Length {
+        /// Tokens after the step.
+        tokens: usize,
+        /// The most.
+        most: usize,
+    },
     /// Pages of no tokens.
     #[error("page_tokens is 0, but must be at least 1")]
     PageTokens,
@@ -188,6 +196,9 @@ pub enum TraceError {
         reason: String,
     },
 }
+
+/// Pages are numbered in 32 bits.
+const MOST_TOKENS: usize = u32::MAX as usize / 2;
 
 /// What every head of one sequence demanded in every step.
 ///
@@ -285,6 +296,12 @@ impl Trace {
     }
 
     fn check(&self, mark: Mark, demands: &[impl AsRef<[u32]>]) -> Result<(), TraceError> {
+        if self.shape.page_tokens == 0 {
+            return Err(TraceError::PageTokens);
+        }
+        if mark.end() > MOST_TOKENS {
+            return Err(TraceError::Length { tokens: mark.end(), most: MOST_TOKENS });
+        }
         let (last_step, expected) = self.marks.last().map_or((0, 0), |last| (last.step, last.end()));
         if mark.start != expected || mark.step <= last_step {
             return Err(TraceError::Gap { step: mark.step, start: mark.start, last_step, expected });

@@ -36,7 +36,8 @@ use crate::table::{Pins, Tally};
 /// ```
 ///
 /// Steps that are undone are left out. They may have moved pages, so a replay gives the very hits and misses of the cache only
-/// where no step of the sequence was undone.
+/// where no step of the sequence was undone, under the [`Rule`](crate::residency::Rule) that the cache had; for
+/// [`Rule::Standing`](crate::residency::Rule::Standing) only if [scores](Recorder::with_scores) were recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder(Arc<Mutex<Recording>>);
 

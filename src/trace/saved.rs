@@ -180,3 +180,28 @@ pub(super) fn read_number(path: &Path, description: &Value, key: &str) -> Result
     let number = description.get(key).and_then(Value::as_u64).and_then(|number| usize::try_from(number).ok());
     number.ok_or_else(|| format(path.display(), format_args!("{key} is missing or no whole number")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_that_do_not_fit_the_steps_are_refused() {
+        let shape = Shape { layers: 1, heads_per_layer: 2, page_tokens: 16, pins: Pins::default(), budget: None };
+        let mut trace = Trace::new(shape);
+        for step in 0..2 {
+            let mark = Mark { step: step + 1, phase: Phase::Decode, start: 32 * step as usize, tokens: 32 };
+            trace.push(mark, &[[0], [1]]).unwrap();
+        }
+        let rows = [0, 1, 0, 0, 1, 2, 0, 0];
+        let take = |rows: &[u32], scores: &[f32]| trace.clone().take_scores(rows, scores);
+        assert_eq!(take(&rows, &[1.0, 2.0, 3.0]), Some(()));
+        assert_eq!(take(&rows[..6], &[1.0, 2.0, 3.0]), None, "a row too few");
+        assert_eq!(take(&rows, &[1.0, 2.0]), None, "a score too few");
+        assert_eq!(take(&rows, &[1.0; 4]), None, "a score too many");
+        assert_eq!(take(&[0, u32::MAX, 0, 0, 0, 0, 0, 0], &[1.0; 3]), None, "more than there are");
+        trace.take_scores(&rows, &[1.0, 2.0, 3.0]).unwrap();
+        assert_eq!(trace.head(1).scores(0), Some(Scores { first: 1, scores: &[2.0, 3.0] }));
+        assert_eq!((trace.head(0).scores(1), trace.head(1).scores(1)), (None, None));
+    }
+}

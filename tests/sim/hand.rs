@@ -1,10 +1,12 @@
 //! Miss counts that were computed on paper.
 
+use crate::common::{Part, World, run_step};
 use crate::streams::short;
 use wakekv::residency::BalanceSettings;
 use wakekv::sim::{Accounting, Outcome, Point, Policy, Rule, SimError, Split, at_memory, run};
 use wakekv::table::{Phase, Pins};
-use wakekv::trace::{Mark, Shape, Trace, TraceError};
+use wakekv::trace::{Mark, Recorder, Shape, Trace, TraceError};
+use wakekv::{Cache, Cpu, Geometry, Selection};
 
 /// (hits, compulsory, capacity) of decode.
 fn counts(outcome: &Outcome) -> (u64, u64, u64) {
@@ -32,6 +34,85 @@ fn the_rule_fetches_keeps_and_evicts_the_oldest() {
     assert_eq!(outcome.miss_rate(), 3.0 / 8.0);
     // Three pages come in four steps, in each of which two are there.
     assert_eq!(outcome.churn(), 3.0 / 8.0);
+}
+
+#[test]
+fn only_what_was_there_and_leaves_is_churn() {
+    // Frozen on {3, 0}: it fetches 2 and does not keep it.
+    let frozen = replay(Policy::Frozen(&Split::new(vec![false])), Accounting::Strict);
+    assert_eq!((frozen.counts().misses(), frozen.churn()), (1, 0.0));
+    // The optimum keeps 0 and 3 of the prompt, and lets 2 pass by.
+    let best = replay(Policy::Belady, Accounting::Strict);
+    assert_eq!((best.counts().misses(), best.churn()), (1, 0.0));
+    // A page that opens takes a place as well: of 0 to 3 the budget of 2 leaves 2 and 3, and 4 opens in the first step.
+    let mut trace = Trace::new(crate::streams::shape(1, Pins::default()));
+    trace.push(Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 64 }, &[[0, 1, 2, 3]]).unwrap();
+    for (step, start) in [(2, 64), (3, 65)] {
+        trace.push(Mark { step, phase: Phase::Decode, start, tokens: 1 }, &[[4]]).unwrap();
+    }
+    for policy in [Policy::Reactive(Rule::Lru), Policy::Evict, Policy::Belady, Policy::Pooled] {
+        let outcome = run(&trace, policy, 2, Accounting::Strict).unwrap();
+        let left = if matches!(policy, Policy::Belady) { 0..=1 } else { 1..=1 };
+        assert!(left.contains(&(outcome.heads[0].left_tokens / 16)), "{policy:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn only_what_is_destroyed_is_lost() {
+    let mut trace = Trace::new(crate::streams::shape(1, Pins::default()));
+    let prompt = Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 60 };
+    trace.push_weighted(prompt, &[[0, 1, 2, 3]], &[[0.25; 4]]).unwrap();
+    for (step, page) in [(2, 0), (3, 1), (4, 0)] {
+        let mark = Mark { step, phase: Phase::Decode, start: 58 + step as usize, tokens: 1 };
+        trace.push_weighted(mark, &[[page, 3]], &[[0.5, 0.25]]).unwrap();
+    }
+    // 0 and 1 are fetched once each; when 1 comes 0 goes, and cannot come back.
+    let evict = run(&trace, Policy::Evict, 2, Accounting::Strict).unwrap();
+    assert_eq!((evict.lost_mass(), evict.unserved_mass()), (0.5, 0.5 / 3.0));
+    let rule = run(&trace, Policy::Reactive(Rule::Lru), 2, Accounting::Strict).unwrap();
+    assert_eq!((rule.lost_mass(), rule.unserved_mass()), (0.5, 0.0));
+}
+
+#[test]
+fn in_a_pool_heads_that_are_left_out_grow_old_as_the_others() {
+    // Both use page 2 for long; then the second head is left out for 28 steps, in which the first head's numbers are scaled down.
+    let mut trace = Trace::new(Shape { page_tokens: 1024, ..crate::streams::shape(2, Pins::default()) });
+    let all: Vec<u32> = (0..4).collect();
+    trace.push(Mark { step: 1, phase: Phase::Prefill, start: 0, tokens: 3073 }, &vec![all; 2]).unwrap();
+    let mut push = |step: u64, demands: [Vec<u32>; 2]| {
+        trace.push(Mark { step, phase: Phase::Decode, start: 3071 + step as usize, tokens: 1 }, &demands).unwrap();
+    };
+    (2..473).for_each(|step| push(step, [vec![2, 3], vec![2, 3]]));
+    (473..501).for_each(|step| push(step, [vec![2, 3], vec![]]));
+    push(501, [vec![1, 3], vec![3]]);
+    push(502, [vec![2, 3], vec![2, 3]]);
+    let outcome = run(&trace, Policy::Pooled, 2, Accounting::Strict).unwrap();
+    // 1 takes the place of the second head's 2.
+    let misses: Vec<u64> = outcome.heads.iter().map(|head| head.counts.decode.misses()).collect();
+    assert_eq!(misses, [1, 1]);
+}
+
+#[test]
+fn a_pool_of_one_head_looks_at_scores_as_the_rule_does() {
+    let geometry = Geometry::builder().head_dim(32).page_tokens(128).build().unwrap();
+    let mut differ = 0;
+    for seed in 0..6 {
+        let recorder = Recorder::with_scores();
+        let builder = Cache::builder(geometry).selection(Selection::top_pages(2)).observer(recorder.clone());
+        let mut cache = builder.build(Cpu::new().threads(1)).unwrap();
+        let (world, sequence) = (World { geometry, seed }, cache.insert());
+        // 12 pages, the last of which is not full when the run ends.
+        let prompt = 11 * 128 + 1;
+        run_step(&mut cache, &[Part::new(&world, sequence, 0, prompt)]).unwrap();
+        (0..60)
+            .for_each(|step| run_step(&mut cache, &[Part::new(&world, sequence, prompt + step, 1)]).map(drop).unwrap());
+        let trace = recorder.take(sequence).unwrap();
+        assert!(trace.head(0).scores(60).is_some());
+        let counts = |policy| run(&trace, policy, 6, Accounting::Strict).unwrap().counts();
+        assert_eq!(counts(Policy::Pooled), counts(Policy::Reactive(Rule::Standing)), "seed {seed}");
+        differ += usize::from(counts(Policy::Pooled) != counts(Policy::Reactive(Rule::Frequency)));
+    }
+    assert!(differ > 0, "scores make a difference");
 }
 
 #[test]

@@ -62,7 +62,9 @@ fn a_replay_counts_what_the_cache_counted() {
         }
         let traces = sequences.map(|sequence| recorder.trace(sequence).unwrap());
         compare(&traces, rule, budget, &cache.stats().heads);
-        missed.push(cache.stats().counts.decode.misses());
+        if selection == selections[0] {
+            missed.push(cache.stats().counts.decode.misses());
+        }
         for trace in &traces {
             assert_eq!(trace.shape().budget, Some(budget));
             if rule == Rule::Lru {
@@ -72,10 +74,11 @@ fn a_replay_counts_what_the_cache_counted() {
         assert_eq!(recorder.take(sequences[0]).as_ref(), Some(&traces[0]));
         assert_eq!(recorder.take(sequences[0]), None);
     }
-    // The rules that look at different things decide differently.
+    // Rules that look at different things decide differently: at least four of the six.
+    assert_eq!(missed.len(), Rule::ALL.len());
     missed.sort_unstable();
     missed.dedup();
-    assert!(missed.len() > 4, "{missed:?}");
+    assert!(missed.len() >= 4, "{missed:?}");
 }
 
 /// Each recorded tally is what a table says in that very step.

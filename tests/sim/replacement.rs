@@ -116,6 +116,44 @@ fn a_near_miss_counts_what_the_formula_says() {
 }
 
 #[test]
+fn scores_that_make_no_sense_change_nothing_but_who_goes() {
+    let mut head = Head::<Standing>::new();
+    // Pages out of order, and none that was scored.
+    head.table.rate(Scores { first: 1, scores: &[1.0, 2.0] }, &[2, 0]);
+    head.table.rate(Scores { first: 2, scores: &[1.0] }, &[0, 1]);
+    head.table.rate(Scores { first: u32::MAX, scores: &[1.0] }, &[0]);
+    head.table.rate(Scores { first: 0, scores: &[f32::NAN; 3] }, &[1]);
+    head.ask(&[2]);
+    head.open();
+    assert!(head.resident().contains(&3));
+}
+
+/// However a prompt is cut into chunks, its last pages are left, and what came before goes on to count.
+#[test]
+fn chunks_of_a_prompt_make_no_difference() {
+    fn left<R: Replacement>(chunk: usize) -> Vec<u32> {
+        let pins = Pins { sinks: 1, recent: 1 };
+        let mut table = HeadTable::<R>::new();
+        (0..12).for_each(|slot| table.grant(slot));
+        for step in 0..60 / chunk {
+            let step = step as u64 + 1;
+            (0..chunk).for_each(|_| _ = table.open(step, Phase::Prefill, pins, None).unwrap());
+            let all: Vec<u32> = (0..table.pages() as u32).collect();
+            table.demand(step, Phase::Prefill, &all, &mut Vec::new()).unwrap();
+        }
+        let mut pages: Vec<u32> = table.residents().map(|(page, ..)| page).collect();
+        pages.sort_unstable();
+        pages
+    }
+    let last: Vec<u32> = [0].into_iter().chain(49..60).collect();
+    for chunk in [60, 20, 5] {
+        assert_eq!(left::<Lru>(chunk), last, "in chunks of {chunk} pages");
+        assert_eq!(left::<Frequency>(chunk), last, "in chunks of {chunk} pages");
+        assert_eq!(left::<Standing>(chunk), last, "in chunks of {chunk} pages");
+    }
+}
+
+#[test]
 fn sieve_spares_what_was_used_since_the_hand_came_by() {
     let mut head = Head::<Sieve>::new();
     head.ask(&[0]);

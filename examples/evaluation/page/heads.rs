@@ -67,12 +67,12 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
         let map = Map {
             title: format!("{name}: share of its demand that a head changes per step (white 0, dark 1)"),
             x: "decode step".into(),
-            y: "head (layer × 3 + KV head)".into(),
+            y: "head (layer × KV heads + KV head)".into(),
             column_width: MAP_WIDTH,
             rows: regime.turnover.clone(),
         };
-        map.write(&charts.join(&stem))?;
-        text += &chart(&format!("Turnover of demand by head and step, {name}"), &stem);
+        map.write_png(&charts.join(&stem))?;
+        text += &chart(&format!("Turnover of demand by head and step, {name}"), &format!("{stem}.png"));
     }
     Ok(text)
 }

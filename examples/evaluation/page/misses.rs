@@ -20,7 +20,7 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
         text += &format!("### {}\n\n{}\n", regime.task, table(findings, regime).markdown());
         let stem = format!("misses-{}", regime.task);
         miss_chart(regime).write(&charts.join(&stem))?;
-        text += &chart(&format!("Misses against memory, {}", regime.task), &stem);
+        text += &chart(&format!("Misses against memory, {}", regime.task), &format!("{stem}.svg"));
     }
     Ok(text)
 }

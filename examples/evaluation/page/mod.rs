@@ -113,7 +113,7 @@ fn speed(findings: &Findings<'_>) -> String {
     let mut text = String::new();
     if !findings.speeds.is_empty() {
         text += "## Speed of a replay\n\nThe same recorded stream through the replay and through plain Python \
-                 (`benches/peers/replay.py`), which count the same hits and misses. One thread, built by the command above.\n\n";
+                 (`benches/peers/replay.py`), which count the same hits and misses. One thread, the best of five, built by the command above.\n\n";
         let mut table =
             Table::new(["budget", "pages replayed", "replay, pages/s", "plain Python, pages/s", "times as fast"]);
         for speed in &findings.speeds {
@@ -133,7 +133,7 @@ fn speed(findings: &Findings<'_>) -> String {
             text,
             "## Speed of decoding\n\nTokens per second on one thread, model included; medians of interleaved rounds, the ratio within \
              a round. Selected pages are read from {} that each head may keep. The paper's strict mode gains 34 % over its stock system \
-             on a GPU; this is a small model on a CPU, where attention is a small part of a token.\n\n",
+             on a GPU.\n\n",
             pace::BUDGET
         );
         let mut table = Table::new(["context", "attention", "selected every", "tokens/s", "of dense"]);
@@ -170,6 +170,6 @@ fn percent(share: f64) -> String {
 }
 
 /// A heading, a chart and nothing else.
-fn chart(title: &str, stem: &str) -> String {
-    format!("![{title}](results/{stem}.svg)\n\n")
+fn chart(title: &str, file: &str) -> String {
+    format!("![{title}](results/{file})\n\n")
 }

@@ -3,7 +3,7 @@
 use wakekv::sim::at_memory;
 
 use super::{FEW, Findings, LRU, percent};
-use crate::evaluation::regime::Regime;
+use crate::evaluation::regime::{PAPER_BUDGETS, PAPER_RUNS, Regime};
 use crate::study::grid::{Cell, Contender, curve};
 use crate::study::table::Table;
 
@@ -75,7 +75,11 @@ fn matched(findings: &Findings<'_>) -> String {
 
 /// The paper's own accounting.
 fn paper(findings: &Findings<'_>) -> String {
-    let mut table = Table::new(["task", "policy", "8 pages", "16", "32", "64"]);
+    let mut table = Table::new(
+        ["task".to_owned(), "policy".to_owned()]
+            .into_iter()
+            .chain(PAPER_BUDGETS.map(|budget| format!("{budget} pages"))),
+    );
     for regime in findings.regimes {
         for contender in Contender::PUBLISHED {
             let mut row = vec![regime.task.to_string(), contender.to_string()];
@@ -87,7 +91,7 @@ fn paper(findings: &Findings<'_>) -> String {
     format!(
         "### By the paper's accounting\n\nEvery query head by itself, demand being the pages of its 64 most attended tokens; first demands free for \
          all but frozen, whose split is learned on the run itself; a head may exceed its budget within a step. Miss rate and mean resident \
-         pages, over the first three runs of each task. Not to be compared with the tables above.\n\n{}\n",
+         pages, over at most {PAPER_RUNS} runs of each task. Not to be compared with the tables above.\n\n{}\n",
         table.markdown()
     )
 }
@@ -103,8 +107,8 @@ fn lost(findings: &Findings<'_>) -> String {
         table.row(row);
     }
     format!(
-        "### What eviction destroys\n\nAttention mass per head and step that lies on pages which `evict` has destroyed, of what the 64 most attended \
-         tokens get. Under the rule it is 0: a page that is not there is fetched.\n\n{}\n",
+        "### What eviction destroys\n\nShare of all attention, per head and step, that lies on pages which `evict` has destroyed, as far as they hold \
+         one of the 64 most attended tokens. Under the rule it is 0: a page that is not there is fetched.\n\n{}\n",
         table.markdown()
     )
 }

@@ -33,9 +33,9 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
     let mut text = format!(
         "## Quality by what is read\n\nA head reads so many pages per token, the first and the last two among them. The oracle \
          takes the pages with the largest true logits, the window only the first and the last ones; *sticky* prefers what the last \
-         token read by {STICKINESS}, *relaxed* selects anew every {RELAXED} tokens only, both with the digest at 2 bits. Reversible \
+         token read by {STICKINESS}, *relaxed* selects anew every {RELAXED} tokens only, both with the library's default digest. Reversible \
          residency does not change what is read, so these rows hold for every budget. Two policies destroy: *evict* keeps twice the \
-         pages that it reads, which are the oracle's choice of what is left, so what it loses it loses by eviction alone; *SnapKV* \
+         pages that it reads, which are the oracle's choice of what is left, so what it loses against the oracle it loses by eviction; *SnapKV* \
          keeps as many tokens of the context as the pages hold, and all that comes after it, and reads all of them; its votes are those of the context's last tokens, before anybody has asked. \
          Decisions per cell: {}.\n\n{}\n",
         decisions.collect::<Vec<_>>().join(", "),
@@ -45,7 +45,7 @@ pub fn section(findings: &Findings<'_>, charts: &Path) -> Result<String> {
     for (regime, measure) in scored.iter().filter(|(_, measure)| *measure != Measure::Perplexity) {
         let stem = format!("quality-{}", regime.task);
         quality_chart(findings, regime, *measure).write(&charts.join(&stem))?;
-        text += &chart(&format!("Quality of {} by pages read", regime.task), &stem);
+        text += &chart(&format!("Quality of {} by pages read", regime.task), &format!("{stem}.svg"));
     }
     Ok(text)
 }
@@ -78,7 +78,7 @@ fn quality_chart(findings: &Findings<'_>, regime: &Regime, measure: Measure) -> 
 }
 
 /// A reading against the full cache, and against the oracle of as many pages.
-pub struct Standing {
+pub struct Score {
     /// Of the score of the full cache.
     pub needle: f64,
     pub distractors: f64,
@@ -89,7 +89,7 @@ pub struct Standing {
 }
 
 /// How a reading does. `None` where its tasks were not run.
-pub fn standing(findings: &Findings<'_>, reads: Reads) -> Option<Standing> {
+pub fn beside_full(findings: &Findings<'_>, reads: Reads) -> Option<Score> {
     let score = |task: Task, reads: Reads| {
         let regime = findings.regimes.iter().find(|regime| regime.task == task)?;
         let index = findings.plan.reads.iter().position(|&other| other == reads)?;
@@ -97,7 +97,7 @@ pub fn standing(findings: &Findings<'_>, reads: Reads) -> Option<Standing> {
     };
     let of_full = |task| Some(score(task, reads)? / score(task, Reads::Full)?.max(f64::MIN_POSITIVE));
     let behind = |other| Some(100.0 * (score(Task::Copy, other)? - score(Task::Copy, reads)?));
-    Some(Standing {
+    Some(Score {
         needle: of_full(Task::Needle)?,
         distractors: of_full(Task::Distractors)?,
         turns: of_full(Task::Turns)?,
@@ -111,16 +111,17 @@ fn goals(findings: &Findings<'_>) -> String {
     let mut text = String::new();
     for pages in [8, 4] {
         for &reads in findings.plan.reads.iter().filter(|reads| matches!(reads, Reads::Digest(_, p) if *p == pages)) {
-            let Some(Standing { needle, turns, behind_oracle: Some(behind), .. }) = standing(findings, reads) else {
+            let Some(Score { needle, turns, behind_oracle: Some(behind), .. }) = beside_full(findings, reads) else {
                 continue;
             };
             let met = needle >= 0.95 && turns >= 0.95 && behind <= 3.0;
             text += &format!(
-                "* {} at {pages} pages: needle {}, turns {} of the full cache, copy {behind:.1} points behind the oracle. The goal (95 %, 95 %, \
-                 3 points) is {}.\n",
+                "* {} at {pages} pages: needle {}, turns {} of the full cache, copy {:+.1} points against the oracle. The goal (95 %, 95 %, \
+                 −3) is {}.\n",
                 reads.name(),
                 percent(needle),
                 percent(turns),
+                -behind,
                 if met { "met" } else { "missed" }
             );
         }

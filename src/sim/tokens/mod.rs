@@ -120,12 +120,14 @@ fn count(demands: &Demands, survival: &Survival, head: usize) -> HeadOutcome {
             } else {
                 tally.capacity += 1;
                 outcome.missed_mass += mass;
+                outcome.unserved_mass += mass;
             }
         }
         outcome.count(mark.phase, demand.len(), tally);
         outcome.leave_unserved(tally.capacity);
         // What the end of the step destroys is gone for the next query.
         let left = survival.died.get(head).map_or(&[][..], |died| died.get(..=at).unwrap_or(died));
+        outcome.leave(left.iter().filter(|&&died| died as usize == at + 1).count(), 1);
         outcome.end_step(left.iter().filter(|&&died| died as usize > at + 1).count());
     }
     outcome
