@@ -31,21 +31,27 @@ struct Entry {
 // Where a sequence's tables begin. Written by the host between steps.
 struct Sequence {
   u64 ways_at;   // first element in slot_of_way, page_of_way and stamp_of_way: [heads, ways_room]
-  u64 pages_at;  // first element in way_of_page and selected: [heads, pages_room]
+  u64 pages_at;  // first element in way_of_page and both of selected: [heads, pages_room]
   u64 groups_at; // first element in groups: [pages_room]
   u32 ways_room;
   u32 pages_room;
 };
 
 // What changes in a head from step to step. All zeros is a head without pages and ways.
+//
+// Where scores are sticky, two lists of selected pages take turns: what the last finished step chose stays until a step that chooses
+// anew has finished, for that step may be undone. Else the first list serves alone, and the last three fields stay 0.
 struct Head {
   u64 opened_step;  // the step that last opened pages,
   u32 opened_from;  // and the first of them
   u32 pages;        // the open one included
   u32 ways;         // that have been granted
   u32 prompt_from;  // 1 + the first page that prefill opened since the last decode step; 0 if there is none
-  u32 selected;     // pages in this head's part of `selected`
+  u32 selected;     // pages in the list that was written last
   u32 selection_due;  // since a step that was to select, if its attention was left out
+  u32 list;           // the list that was written last, 0 or 1
+  u32 kept;           // pages in the other one
+  u64 selected_step;  // the step that wrote it; 0 if that was undone
 };
 
 struct Tables {
@@ -55,7 +61,7 @@ struct Tables {
   u32* page_of_way;           // logical page, NONE if the way is free
   u64* stamp_of_way;          // the last step that used the page
   u32* way_of_page;           // NO_WAY if the page is not resident; with COLD
-  u32* selected;              // pages that were last selected, ascending
+  u32* selected[2];           // pages that were selected, ascending; both the same where scores are not sticky
   const u32* groups;          // reservoir group of each sealed page
 };
 
@@ -147,7 +153,7 @@ struct Lane {
   u32* page_of_way;
   u64* stamp_of_way;
   u32* way_of_page;
-  u32* selected;
+  u32* selected[2];
   const u32* groups;
 };
 
@@ -164,7 +170,8 @@ __device__ __forceinline__ Lane lane_of(const Tables& tables, const Shape& shape
   lane.page_of_way = tables.page_of_way + ways;
   lane.stamp_of_way = tables.stamp_of_way + ways;
   lane.way_of_page = tables.way_of_page + pages;
-  lane.selected = tables.selected + pages;
+  lane.selected[0] = tables.selected[0] + pages;
+  lane.selected[1] = tables.selected[1] + pages;
   lane.groups = tables.groups + sequence.groups_at;
   return lane;
 }

@@ -308,12 +308,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) wakekv_move(Tables tab
     tables.stamp_of_way[ways_to + i] = tables.stamp_of_way[ways_from + i];
   }
   for (u32 i = threadIdx.x; i < head.pages; i += blockDim.x) tables.way_of_page[pages_to + i] = tables.way_of_page[pages_from + i];
-  for (u32 i = threadIdx.x; i < head.selected; i += blockDim.x) tables.selected[pages_to + i] = tables.selected[pages_from + i];
+#pragma unroll
+  for (u32 list = 0; list < 2; list++) {
+    const u32 count = list == head.list ? head.selected : head.kept;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) tables.selected[list][pages_to + i] = tables.selected[list][pages_from + i];
+  }
 }
 EXPORT_KERNEL(wakekv_move)
 
-// Undoes a step: the pages it opened are gone, its fetches count for nothing, and of the ways only `ways[entry * heads + head]` are
-// left. A sealed page that the step used may lose its way, for nobody can tell whether its bytes had arrived; it is reserved, so
+// Undoes a step: the pages it opened are gone, its fetches count for nothing, what it chose is not to stay chosen, and of the ways only
+// `ways[entry * heads + head]` are left. A sealed page that the step used may lose its way, for nobody can tell whether its bytes had arrived; it is reserved, so
 // nothing is lost. One block per head of each entry, all layers: grid (heads, entries). No shared memory.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 wakekv_undo(Tables tables, Shape shape, const Entry* entries, const u64* step_number, const u32* ways) {
@@ -335,6 +339,7 @@ wakekv_undo(Tables tables, Shape shape, const Entry* entries, const u64* step_nu
     lane.state->pages = pages;
     lane.state->ways = ways[u64(blockIdx.y) * shape.heads + lane.head];
     if (lane.state->prompt_from > pages) lane.state->prompt_from = 0;
+    if (lane.state->selected_step == step) lane.state->selected_step = 0;
   }
 }
 EXPORT_KERNEL(wakekv_undo)

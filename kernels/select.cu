@@ -15,6 +15,7 @@ struct Selection {
   u32 count;   // of SELECT_TOP
   u32 sinks;   // pages that are always read: at the start,
   u32 recent;  // and before the last one
+  float stickiness;  // of SELECT_TOP: what a page's score is raised by if the last finished step that chose has chosen it
 };
 
 struct Digests {
@@ -206,14 +207,26 @@ __device__ u32 nth_largest(const float* scores, u32 first, u32 end, u32 wanted, 
   return prefix;
 }
 
+__device__ __forceinline__ u32* list_of(const Lane& lane, u32 list) { return list ? lane.selected[1] : lane.selected[0]; }
+
+// Which of a head's lists has what the last finished step chose, and how many pages that is. A lane chooses once in a step, so before it
+// does so what is noted is an earlier step's, and stands unless that was undone.
+struct Kept {
+  u32 list;
+  u32 count;
+};
+__device__ __forceinline__ Kept kept_of(const Head& state) {
+  return state.selected_step ? Kept{state.list, state.selected} : Kept{state.list ^ 1, state.kept};
+}
+
 // Writes each lane's demand, ascending.
 //
 // One block per lane: grid (kv_heads, entries). listed: [lanes + 1] offsets into list_pages, for SELECT_LISTED; a list may have
 // any order, and names no page twice. scores: [lanes, room]; with SELECT_LISTED scratch of the same size.
-// Bytes moved: 20 per candidate, 8 per demanded page. Shared memory: (256 + 2 + 8) * 4 bytes.
+// Bytes moved: 20 per candidate, 8 per demanded page, 12 per page whose score is raised. Shared memory: (256 + 2 + 8) * 4 bytes.
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
-wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection selection, float* scores, const u32* listed,
-              const u32* list_pages, Demand demand, Fault* fault) {
+wakekv_select(Tables tables, Shape shape, const Entry* entries, const u64* step_number, Selection selection, float* scores,
+              const u32* listed, const u32* list_pages, Demand demand, Fault* fault) {
   SHARED_MEMORY(shared);
   u32* counts = reinterpret_cast<u32*>(shared);
   u32* result = counts + 256;
@@ -226,10 +239,22 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection select
   bool everything = !lane.entry.decode || selection.mode == SELECT_ALL;
   const bool top = !everything && selection.mode == SELECT_TOP, reuse = top && !selects(lane);
   if (top && !reuse && selection.count >= range.end - range.first) everything = true;
+  const bool sticky = selection.stickiness > 0;
+  const Kept kept = sticky ? kept_of(*lane.state) : Kept{1, 0};
+  const u32 list = reuse ? lane.state->list : kept.list ^ 1;
+  u32* selected = list_of(lane, list);
   u32 least = 0, ties = 0;  // of SELECT_TOP: every key above `least`, and the first `ties` that are equal to it
   if (everything) {
     // Nothing to choose.
   } else if (top && !reuse) {
+    if (sticky) {
+      const u32* raised = list_of(lane, kept.list);
+      for (u32 i = threadIdx.x; i < kept.count; i += blockDim.x) {
+        const u32 page = raised[i];
+        if (page >= range.first && page < range.end) mine[page] += selection.stickiness;
+      }
+      __syncthreads();
+    }
     if (selection.count > 0) {
       u32 above;
       least = nth_largest(mine, range.first, range.end, selection.count, counts, result, &above);
@@ -257,7 +282,7 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection select
     u32 page = i, total;
     bool take = inside;
     if (reuse) {
-      page = inside ? lane.selected[i] : 0;
+      page = inside ? selected[i] : 0;
       take = inside && page >= range.first && page < range.end;  // what has become pinned since is read anyway
     } else if (top && !everything) {
       const u32 key = inside ? key_of_score(mine[page]) : 0;
@@ -271,13 +296,16 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, Selection select
     const u32 rank = taken + block_rank(take, scratch, &total);
     taken += total;
     if (take) pages[rank] = page;
-    if (take && top && !reuse) lane.selected[rank - range.first] = page;
+    if (take && top && !reuse) selected[rank - range.first] = page;
   }
   for (u32 page = range.end + threadIdx.x; page <= range.last; page += blockDim.x) pages[taken + page - range.end] = page;
   __syncthreads();  // everyone has read whether a selection is due
   if (threadIdx.x == 0) {
     demand.counts[lane.index] = taken + range.last + 1 - range.end;
-    if (top && !reuse) lane.state->selected = taken - range.first, lane.state->selection_due = 0;
+    if (top && !reuse) {
+      lane.state->selected = taken - range.first, lane.state->selection_due = 0;
+      if (sticky) lane.state->list = list, lane.state->kept = kept.count, lane.state->selected_step = *step_number;
+    }
   }
 }
 EXPORT_KERNEL(wakekv_select)

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
-use wakekv::{Cache, CapturedStep, Cpu, Cuda, CudaBackend, Error, Geometry, Reservoir, Selection, Sequence, Step};
+use wakekv::{Cache, CacheBuilder, CapturedStep, Cpu, Cuda, CudaBackend, Error, Geometry, Sequence, Step};
 
 use crate::common::{Part, Which, World, run_step};
 
@@ -57,17 +57,11 @@ pub struct Scene {
 }
 
 impl Scene {
-    pub fn new(
-        cuda: Cuda,
-        geometry: Geometry,
-        budget: usize,
-        prompt: usize,
-        selection: Selection,
-        tolerance: f32,
-    ) -> Self {
-        let builder = || Cache::builder(geometry).selection(selection).reservoir(Reservoir::memory(4 << 20));
+    /// `budget` is that of the cache on the device.
+    pub fn new(cuda: Cuda, builder: impl Fn() -> CacheBuilder, budget: usize, prompt: usize, tolerance: f32) -> Self {
         let mut cache = builder().pages_per_head(budget).build(cuda).unwrap();
         let mut twin = builder().build(Cpu::new().threads(1)).unwrap();
+        let geometry = *cache.geometry();
         let worlds: Vec<World> = (0..2).map(|index| World { geometry, seed: 70 + index }).collect();
         let sequences: Vec<_> = worlds.iter().map(|_| (cache.insert(), twin.insert())).collect();
         for (world, &(sequence, twin_sequence)) in worlds.iter().zip(&sequences) {
@@ -111,6 +105,15 @@ impl Scene {
         self.run(Some(captured))?;
         self.compare();
         Ok(())
+    }
+
+    /// Replays a step with the inputs of a later token, and gives it up: as if it had not been.
+    pub fn give_up(&mut self, captured: &CapturedStep) -> Result<(), Error> {
+        self.tensors.fill(&self.cache.stream().clone(), &self.worlds, self.position + 7);
+        let batch: Vec<_> = self.sequences.iter().map(|&(sequence, _)| (sequence, 1)).collect();
+        let mut step = self.cache.step(&batch)?;
+        // SAFETY: the tensors are the scene's, which does not move them.
+        unsafe { step.replay(captured) }
     }
 
     /// Puts the next token's inputs where the step finds them.

@@ -118,8 +118,7 @@ impl Case {
     pub fn on_cuda(mut self, head_dims: &[usize]) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0x6E0);
         let g = self.geometry;
-        self.stickiness = 0.0; // which CUDA refuses
-        self.replacement = Rule::Lru; // as others are refused
+        self.replacement = Rule::Lru; // CUDA refuses others
         self.geometry = Geometry::builder()
             .layers(g.layers())
             .kv_heads(g.kv_heads())

@@ -41,7 +41,7 @@ pub(super) const CHUNK_ROWS: usize = 8;
 pub(super) const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 
 /// Dynamic shared memory that every device gives without being asked.
-const FREE_SHARED: usize = 48 << 10;
+pub(super) const FREE_SHARED: usize = 48 << 10;
 
 impl Kernels {
     pub fn load(context: &Arc<CudaContext>, images: &[&[u8]], geometry: &Geometry) -> Result<Self, Error> {

@@ -166,8 +166,8 @@ impl CudaBackend {
         }
         let lanes = |shared| Grid { blocks: (kv_heads, step.entries, 1), threads: step.threads(), shared };
         let (offsets, pages) = (self.scratch.list_offsets(), self.scratch.list_pages());
-        let parameters: [&dyn Parameter; 9] =
-            [&tables, &shape, &entries, &selection, &scores, &offsets, &pages, &demand, &fault];
+        let parameters: [&dyn Parameter; 10] =
+            [&tables, &shape, &entries, &number, &selection, &scores, &offsets, &pages, &demand, &fault];
         // SAFETY: wakekv_select's parameters; the views are of memory that the backend owns.
         unsafe { self.kernels.select.launch(&self.compute, lanes(SELECT_SHARED), &parameters) }?;
         let (fetches, staging) = (self.scratch.fetches(&step), self.kernel_staging());
@@ -336,6 +336,6 @@ impl CudaBackend {
             Selection::TopPages { count, .. } => (layout::SELECT_TOP, u32::try_from(count).unwrap_or(u32::MAX)),
             Selection::Explicit { .. } => (layout::SELECT_LISTED, 0),
         };
-        layout::Selection { mode, count, sinks: self.pins.sinks, recent: self.pins.recent }
+        layout::Selection { mode, count, sinks: self.pins.sinks, recent: self.pins.recent, stickiness: self.stickiness }
     }
 }

@@ -22,7 +22,18 @@ layout! {
     Entry { sequence: u32, start: u32, tokens: u32, row: u32, decode: u32, reselect: u32 }
     Sequence { ways_at: u64, pages_at: u64, groups_at: u64, ways_room: u32, pages_room: u32 }
     /// All zeros is a head without pages and ways.
-    Head { opened_step: u64, opened_from: u32, pages: u32, ways: u32, prompt_from: u32, selected: u32, selection_due: u32 }
+    Head {
+        opened_step: u64,
+        opened_from: u32,
+        pages: u32,
+        ways: u32,
+        prompt_from: u32,
+        selected: u32,
+        selection_due: u32,
+        list: u32,
+        kept: u32,
+        selected_step: u64,
+    }
     Tables {
         sequences: u64,
         heads: u64,
@@ -30,7 +41,7 @@ layout! {
         page_of_way: u64,
         stamp_of_way: u64,
         way_of_page: u64,
-        selected: u64,
+        selected: [u64; 2],
         groups: u64,
     }
     Place { slot: u32, wave: u32 }
@@ -43,7 +54,7 @@ layout! {
     Pins { sinks: u32, recent: u32 }
     Tally { hits: u32, compulsory: u32, capacity: u32, overflow: u32, evictions: u32 }
     Digests { bytes: u64, stride: u64, kind: u32, unused: u32 }
-    Selection { mode: u32, count: u32, sinks: u32, recent: u32 }
+    Selection { mode: u32, count: u32, sinks: u32, recent: u32, stickiness: f32 }
     Attention {
         q: u64,
         pool: u64,

@@ -69,6 +69,7 @@ use crate::table::{Phase, Pins};
 pub struct CudaBackend {
     geometry: Geometry,
     selection: Selection,
+    stickiness: f32,
     pins: Pins,
     scale: f32,
     scrub_on_free: bool,
@@ -78,6 +79,8 @@ pub struct CudaBackend {
     events: Events,
     kernels: Kernels,
     multiprocessors: usize,
+    /// Bytes of shared memory that a block can have if it asks.
+    most_shared: usize,
     /// The device pool, and behind it the staging slots.
     pool: DeviceMemory,
     staging: Staging,

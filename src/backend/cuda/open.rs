@@ -9,11 +9,11 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use super::copies::{CopyEngine, Events, FetchPath};
 use super::driver::{Called, Driver};
 use super::frames::Frames;
-use super::kernels::{HEAD_DIMS, Kernels};
+use super::kernels::{FREE_SHARED, HEAD_DIMS, Kernels};
 use super::memory::DeviceMemory;
 use super::reservoir::HostPages;
 use super::scratch::Scratch;
-use super::shape::{StepShape, digest_stride, score_shared};
+use super::shape::{StepShape, check_score, digest_stride, score_shared};
 use super::tables::Tables;
 use super::{Copies, CudaBackend, Staging, compile, images};
 use crate::backend::{Device, Setup, StepCounts};
@@ -207,13 +207,6 @@ impl Device for Cuda {
         if setup.replacement != Rule::Lru {
             return refuse("replacement", setup.replacement, "must be lru on CUDA");
         }
-        if setup.stickiness != 0.0 {
-            return refuse(
-                "stickiness",
-                setup.stickiness,
-                "must be 0 on CUDA, whose selection kernel does not know the last one",
-            );
-        }
         let slots = setup.device_slots as usize;
         let most = (STAGING_BYTES / geometry.page_bytes()).max(LEAST_STAGING_PAGES);
         let staging = self.staging_pages.unwrap_or(slots.clamp(LEAST_STAGING_PAGES, most));
@@ -225,17 +218,21 @@ impl Device for Cuda {
             }
         }
         let (context, compute) = self.context()?;
+        let attribute = |attribute| context.attribute(attribute).called("cuDeviceGetAttribute");
+        let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let most_shared = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let most_shared = FREE_SHARED.max(usize::try_from(most_shared).unwrap_or(0));
+        check_score(&geometry, setup.selection, most_shared)?;
         let kernels = self.kernels(&context, &geometry)?;
         let stride = digest_stride(&geometry, setup.selection);
         kernels.score.allow_shared(score_shared(&geometry, setup.selection))?;
-        let multiprocessors = context
-            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-            .called("cuDeviceGetAttribute")?;
+        let is_sticky = setup.stickiness > 0.0 && setup.selection.digest().is_some();
         let mut collected = StepCounts::default();
         collected.heads.resize(geometry.heads(), PhaseCounts::default());
         Ok(CudaBackend {
             geometry,
             selection: setup.selection,
+            stickiness: setup.stickiness,
             pins: setup.pins,
             scale: setup.scale,
             scrub_on_free: setup.scrub_on_free,
@@ -249,11 +246,12 @@ impl Device for Cuda {
             events: Events::new(&context)?,
             kernels,
             multiprocessors: multiprocessors.max(1) as usize,
+            most_shared,
             pool: DeviceMemory::new(&context, "device_pool", pool_slots * geometry.page_bytes())?,
             staging: Staging { first: slots, count: staging },
             digests: DeviceMemory::new(&context, "reservoir (its pages' digests)", hosts * stride)?,
             reservoir: HostPages::pin(&context, geometry.page_bytes(), hosts, self.pin_in_background, self.numa_node)?,
-            tables: Tables::new(&context, &geometry)?,
+            tables: Tables::new(&context, &geometry, is_sticky)?,
             scratch: Scratch::new(&context)?,
             frames: Frames::new(&context)?,
             shape: StepShape::default(),

@@ -62,6 +62,10 @@ impl Arrays {
         self.memories[array].at(element as usize * self.sizes[array])
     }
 
+    pub fn count(&self) -> usize {
+        self.sizes.len()
+    }
+
     pub fn memory(&self, array: usize) -> &DeviceMemory {
         &self.memories[array]
     }

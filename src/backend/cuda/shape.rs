@@ -128,9 +128,30 @@ impl CudaBackend {
         shape.ways = shape.ways.next_power_of_two();
         shape.appended = if shape.loses { ring.min(shape.touched) } else { shape.touched };
         shape.waves = 2 + overflow.div_ceil(ring.max(1));
+        self.check_waves(&shape, overflow)?;
         self.divide(&mut shape, demanded);
         self.kernels.demand.allow_shared(self.demand_shared(&shape))?;
         Ok(shape)
+    }
+
+    /// wakekv_demand keeps a word of shared memory for each wave in which the `overflow` of the entry that has most passes through the ring.
+    fn check_waves(&self, shape: &StepShape, overflow: usize) -> Result<(), Error> {
+        let (needed, limit) = (self.demand_shared(shape), self.most_shared);
+        if needed <= limit {
+            return Ok(());
+        }
+        // That of the most ways leaves room for some.
+        let most_waves = shape.waves - (needed - limit).div_ceil(4);
+        let least = shape.lanes * overflow.div_ceil(most_waves - 2);
+        Err(Error::Setting {
+            knob: "staging_pages",
+            value: self.staging.count.to_string(),
+            rule: format!(
+                "a step of {} sequences needs {least} at least, or more pages_per_head: an entry may read {overflow} pages beyond its \
+                 ways, which makes {} waves; that takes {needed} bytes of shared memory, and a block of this device has at most {limit}",
+                shape.entries, shape.waves
+            ),
+        })
     }
 
     /// Pages that an entry may demand, of `all` that it may have.
@@ -201,12 +222,41 @@ fn is_rotated(selection: Selection) -> bool {
     matches!(digest, Some(Digest::RotatedSketch1 | Digest::RotatedSketch2 | Digest::RotatedSketch3))
 }
 
-/// Shared memory of wakekv_score: the queries, rotated sketches' copy of them, and per warp a digest and the queries in bytes.
+/// Shared memory of wakekv_score: the queries, rotated sketches' copy of them, and per warp a digest and the queries in bytes. None where
+/// nothing is scored.
 pub(super) fn score_shared(geometry: &Geometry, selection: Selection) -> usize {
-    let (dim, stride) = (geometry.head_dim(), digest_stride(geometry, selection));
-    let queries = 4 * geometry.group().max(4) * dim;
+    match selection.digest() {
+        Some(_) => geometry.group().max(4) * query_shared(geometry, selection) + digests_shared(geometry, selection),
+        None => 0,
+    }
+}
+
+/// The part of each query head.
+fn query_shared(geometry: &Geometry, selection: Selection) -> usize {
     let copies = if is_rotated(selection) { 2 } else { 1 };
-    copies * queries + 4 * (stride + 4 * dim)
+    copies * 4 * geometry.head_dim()
+}
+
+/// The part of the warps.
+fn digests_shared(geometry: &Geometry, selection: Selection) -> usize {
+    4 * (digest_stride(geometry, selection) + 4 * geometry.head_dim())
+}
+
+/// Whether a block of the device has the shared memory that scoring takes.
+pub(super) fn check_score(geometry: &Geometry, selection: Selection, limit: usize) -> Result<(), Error> {
+    let (needed, group) = (score_shared(geometry, selection), geometry.group());
+    if needed <= limit {
+        return Ok(());
+    }
+    let most = limit.saturating_sub(digests_shared(geometry, selection)) / query_shared(geometry, selection);
+    Err(Error::Setting {
+        knob: "query_heads",
+        value: geometry.query_heads().to_string(),
+        rule: format!(
+            "a KV head can have {most} of them at most with this head_dim and digest, not {group}: scoring takes {needed} bytes of \
+             shared memory, and a block of this device has at most {limit}"
+        ),
+    })
 }
 
 /// Bytes from one digest to the next.

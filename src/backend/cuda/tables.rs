@@ -24,7 +24,7 @@ pub(super) struct Tables {
     seats: Seats,
     /// slot_of_way, page_of_way, stamp_of_way.
     ways: Arrays,
-    /// way_of_page, selected.
+    /// way_of_page, selected, and a second list of those where scores are sticky.
     pages: Arrays,
     groups: Arrays,
     live: Vec<Live>,
@@ -74,7 +74,7 @@ const LEAST_SEATS: usize = 16;
 const GROUP_BYTES: u64 = 4;
 
 impl Tables {
-    pub fn new(context: &Arc<CudaContext>, geometry: &Geometry) -> Result<Self, Error> {
+    pub fn new(context: &Arc<CudaContext>, geometry: &Geometry, sticky: bool) -> Result<Self, Error> {
         let heads = geometry.heads();
         let seats = || DeviceMemory::new(context, KNOB, 0);
         Ok(Tables {
@@ -82,7 +82,7 @@ impl Tables {
             heads,
             seats: Seats { sequences: seats()?, heads: seats()?, room: 0 },
             ways: Arrays::new(context, &[4, 4, 8], heads)?,
-            pages: Arrays::new(context, &[4, 4], heads)?,
+            pages: Arrays::new(context, if sticky { &[4, 4, 4] } else { &[4, 4] }, heads)?,
             groups: Arrays::new(context, &[GROUP_BYTES as usize], 1)?,
             live: Vec::new(),
             generation: 0,
@@ -98,7 +98,7 @@ impl Tables {
             page_of_way: self.ways.at(1, 0),
             stamp_of_way: self.ways.at(2, 0),
             way_of_page: self.pages.at(0, 0),
-            selected: self.pages.at(1, 0),
+            selected: [self.pages.at(1, 0), self.pages.at(self.pages.count() - 1, 0)],
             groups: self.groups.at(0, 0),
         }
     }

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 
+#include "function.h"
 #include "memory.h"
 #include "stream.h"
 
@@ -94,11 +95,11 @@ API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
 }
 API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   // An A100, as far as somebody may ask: block and grid limits, shared memory, multiprocessors, compute capability 8.0.
-  static const std::map<int, int> known = {
+  const std::map<int, int> known = {
       {1, 1024},  {2, 1024},  {3, 1024},      {4, 64},       {5, 2147483647}, {6, 65535}, {7, 65535},
       {8, 49152}, {10, 32},   {12, 65536},    {13, 1410000}, {16, 108},       {19, 1},    {31, 1},
       {37, 5120}, {38, 41943040}, {39, 2048}, {41, 1},       {75, 8},         {76, 0},    {81, 167936},
-      {82, 65536}, {83, 1},   {97, 166912},   {115, 1},      {122, 1}};
+      {82, 65536}, {83, 1},   {97, most_shared_bytes()}, {115, 1}, {122, 1}};
   const auto found = known.find(attribute);
   *value = found == known.end() ? 0 : found->second;
   return SUCCESS;

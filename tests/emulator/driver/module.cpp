@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -26,7 +27,11 @@ struct Module {
   std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
+std::atomic<int> most_shared{kMostSharedBytes};
+
 }  // namespace
+
+int most_shared_bytes() { return most_shared; }
 
 const Kernels& built_in_kernels() { return built_in(); }
 
@@ -91,7 +96,7 @@ API CUresult cuModuleGetFunction(void** handle, void* module_handle, const char*
 
 API CUresult cuFuncSetAttribute(void* handle, int attribute, int value) {
   if (attribute != kMaxDynamicShared) return SUCCESS;
-  if (value > kMostSharedBytes) return INVALID_VALUE;
+  if (value > most_shared_bytes()) return INVALID_VALUE;
   static_cast<Function*>(handle)->shared_limit = value;
   return SUCCESS;
 }
@@ -107,6 +112,9 @@ API CUresult cuFuncGetParamInfo(void* handle, size_t index, size_t* offset, size
   *size = sizes[index];
   return SUCCESS;
 }
+
+// For tests: the shared memory that a block can ask for; 0 for what it was.
+API void fakecuda_shared_memory(int bytes) { most_shared = bytes ? bytes : kMostSharedBytes; }
 
 // For tests: the sizes of a kernel's parameters, up to `room` of them. Returns how many it has, 0 if there is no such kernel. The
 // library is empty for what is built in.

@@ -127,6 +127,7 @@ impl Session {
         self.order(Order::Forward);
         self.delay(Duration::ZERO);
         self.heal();
+        self.shared_memory(0);
     }
 
     /// Forgets planted failures. A context that was broken is whole again, and its memory is gone, as if the process had made a new one.
@@ -234,6 +235,13 @@ impl Session {
             hook(text.as_mut_ptr().cast(), text.len())
         };
         String::from_utf8_lossy(&text[..length.min(text.len() - 1)]).into_owned()
+    }
+
+    /// Sets how much shared memory a block can ask for. A new session has that of an A100, as for 0.
+    pub fn shared_memory(&self, bytes: usize) {
+        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        // SAFETY: the hook's type.
+        unsafe { self.emulator.hook::<unsafe extern "C" fn(c_int)>("fakecuda_shared_memory")(bytes) }
     }
 
     /// Bytes of device and pinned memory that are allocated.

@@ -13,7 +13,8 @@ use device::Device;
 use half::f16;
 use wakekv::residency::Rule;
 use wakekv::{
-    Cache, Cpu, Cuda, CudaBackend, CudaTensor, CudaTensorMut, DType, Error, FetchPath, Geometry, Reservoir, Selection,
+    Cache, Cpu, Cuda, CudaBackend, CudaTensor, CudaTensorMut, DType, Digest, Error, FetchPath, Geometry, Reservoir,
+    Selection,
 };
 
 fn geometry() -> Geometry {
@@ -191,6 +192,55 @@ fn what_the_device_cannot_do_is_refused_by_name() {
     let sequence = few.insert();
     let error = few.step(&[(sequence, 60)]).map(drop).unwrap_err().to_string();
     assert!(error.contains("staging_pages") && error.contains("needs 2"), "{error}");
+}
+
+/// Shared memory bounds how many query heads a KV head scores pages for, and how many waves a step has. What the refusal says would fit does.
+#[test]
+fn what_shared_memory_cannot_hold_is_refused_by_name() {
+    let Some(device) = Device::new() else { return };
+    device.session.shared_memory(48 << 10);
+    let shape = || Geometry::builder().page_tokens(8).dtype(DType::F16);
+    let says = |error: &Error, words: &[&str]| {
+        assert!(error.is_refusal() && words.iter().all(|word| error.to_string().contains(word)), "{error}");
+    };
+
+    let scoring = |query_heads| {
+        let builder = Cache::builder(shape().query_heads(query_heads).head_dim(256).build().unwrap());
+        builder.selection(Selection::top_pages(2).scored_by(Digest::MinMax)).reservoir(Reservoir::memory(1 << 20))
+    };
+    let error = scoring(41).build(device.cuda()).unwrap_err();
+    says(&error, &["query_heads is 41", "can have 40", "50176 bytes", "at most 49152"]);
+    let mut cache = scoring(40).build(device.cuda()).unwrap();
+    let mut twin = scoring(40).build(Cpu::new().threads(1)).unwrap();
+    let world = World { geometry: *cache.geometry(), seed: 8 };
+    let (sequence, twins) = (cache.insert(), twin.insert());
+    for (start, tokens) in [(0, 70), (70, 1)] {
+        let (outputs, _) = run_step(&mut cache, &[Part::new(&world, sequence, start, tokens)]).unwrap();
+        let (expected, _) = run_step(&mut twin, &[Part::new(&world, twins, start, tokens)]).unwrap();
+        assert!(outputs[0].iter().zip(&expected[0]).all(|(got, expected)| (got - expected).abs() < 2e-5));
+    }
+    device.session.shared_memory(0);
+    scoring(41).build(device.cuda()).unwrap();
+
+    device.session.shared_memory(48 << 10);
+    let streaming = |pages| {
+        let geometry = shape().head_dim(64).build().unwrap();
+        let builder = Cache::builder(geometry).pages_per_head(3).reservoir(Reservoir::memory(32 << 20));
+        builder.build(device.cuda().staging_pages(pages)).unwrap()
+    };
+    let mut cache = streaming(1);
+    let sequence = cache.insert();
+    // A word for each wave, beside 80 bytes; the first two waves are those over the ways.
+    let most = 3 + (48 * 1024 - 80) / 4 - 2;
+    cache.step(&[(sequence, 8 * most)]).map(drop).unwrap();
+    let error = cache.step(&[(sequence, 8 * most + 1)]).map(drop).unwrap_err();
+    says(&error, &["staging_pages is 1", "needs 2 at least", "pages_per_head", "49156 bytes", "at most 49152"]);
+    cache.check().unwrap();
+    assert_eq!(cache.tokens(sequence).unwrap(), 0);
+    cache.step(&[(sequence, 20)]).map(drop).unwrap();
+    let mut cache = streaming(2);
+    let sequence = cache.insert();
+    cache.step(&[(sequence, 8 * most + 1)]).map(drop).unwrap();
 }
 
 /// The cache could not order its work with that of the engine.

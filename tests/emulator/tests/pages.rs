@@ -3,96 +3,19 @@
 mod common;
 #[path = "common/digests.rs"]
 mod digests;
+#[path = "common/heads.rs"]
+mod heads;
 
+use common::Gpu;
 use common::layout::{
-    CopyList, DIGEST_CUBOID, DIGEST_MIN_MAX, DIGEST_ROTATED, DIGEST_SKETCH, Demand, Digests, Entry, F16, F32,
-    FAULT_BAD_DEMAND, Fault, Head, NONE, PageCopy, SELECT_ALL, SELECT_LISTED, SELECT_TOP, Selection, Sequence, Shape,
-    Staging, Tables,
+    CopyList, DIGEST_CUBOID, DIGEST_MIN_MAX, DIGEST_ROTATED, DIGEST_SKETCH, Digests, Entry, F16, F32, FAULT_BAD_DEMAND,
+    Fault, PageCopy, SELECT_ALL, SELECT_LISTED, SELECT_TOP, Selection, Staging,
 };
 use common::numbers::{DType, normal};
-use common::{Buffer, Gpu};
+use heads::{DemandBuffers, Heads, shape};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::seq::SliceRandom;
 use wakekv_emulator::Order;
-
-/// Heads whose pages are all resident: way = page, in scattered slots. One layer, groups in reverse.
-struct Heads {
-    shape: Shape,
-    slots: Vec<u32>,
-    groups: Vec<u32>,
-    room: usize,
-    tables: Tables,
-    heads: Buffer<Head>,
-    selected: Buffer<u32>,
-    _sequences: Buffer<Sequence>,
-    _stamps: Buffer<u64>,
-    _words: [Buffer<u32>; 4],
-}
-
-impl Heads {
-    /// `resident` of the `room` pages of each head have a way.
-    fn new(gpu: &Gpu, shape: Shape, sequences: usize, room: usize, resident: usize) -> Heads {
-        let (per_sequence, mut rng) = (shape.heads as usize, SmallRng::seed_from_u64(5));
-        let lanes = sequences * per_sequence;
-        let sequence = |index: usize| Sequence {
-            ways_at: (index * per_sequence * room) as u64,
-            pages_at: (index * per_sequence * room) as u64,
-            groups_at: (index * room) as u64,
-            ways_room: room as u32,
-            pages_room: room as u32,
-        };
-        let mut slots: Vec<u32> = (0..(lanes * room) as u32).collect();
-        slots.shuffle(&mut rng);
-        let groups: Vec<u32> = (0..(sequences * room) as u32).rev().collect();
-        let way_of_page = (0..lanes * room).map(|i| if i % room < resident { (i % room) as u32 } else { NONE >> 1 });
-        let head = Head { pages: room as u32, ways: room as u32, ..Head::default() };
-        let sequences = gpu.upload(&(0..sequences).map(sequence).collect::<Vec<_>>());
-        let heads = gpu.upload(&vec![head; lanes]);
-        let (stamps, selected) = (gpu.zeros(lanes * room), gpu.alloc(lanes * room));
-        let words = [
-            gpu.upload(&slots),
-            gpu.zeros(lanes * room),
-            gpu.upload(&way_of_page.collect::<Vec<_>>()),
-            gpu.upload(&groups),
-        ];
-        let tables = Tables {
-            sequences: sequences.ptr(),
-            heads: heads.ptr(),
-            slot_of_way: words[0].ptr(),
-            page_of_way: words[1].ptr(),
-            stamp_of_way: stamps.ptr(),
-            way_of_page: words[2].ptr(),
-            selected: selected.ptr(),
-            groups: words[3].ptr(),
-        };
-        Heads {
-            shape,
-            slots,
-            groups,
-            room,
-            tables,
-            heads,
-            selected,
-            _sequences: sequences,
-            _stamps: stamps,
-            _words: words,
-        }
-    }
-
-    fn host(&self, sequence: usize, head: usize, page: usize) -> u32 {
-        self.groups[sequence * self.room + page] * self.shape.heads + head as u32
-    }
-
-    fn selected(&self, lane: usize) -> Vec<u32> {
-        let count = self.heads.read()[lane].selected as usize;
-        self.selected.read_range(lane * self.room, count)
-    }
-}
-
-fn shape(dim: usize, page_tokens: usize, kv_heads: u32, group: u32) -> Shape {
-    Shape { kv_heads, group, page_tokens: page_tokens as u32, heads: kv_heads, first_head: 0, head_dim: dim as u32 }
-}
 
 const KINDS: [u32; 6] =
     [DIGEST_MIN_MAX, DIGEST_CUBOID, DIGEST_SKETCH, DIGEST_ROTATED, DIGEST_ROTATED + 1, DIGEST_ROTATED + 2];
@@ -258,7 +181,7 @@ fn select(gpu: &Gpu, stored: DType, dim: usize, group: usize, kind: u32, count: 
     let entries = gpu.upload(&[entry(0, 1, 1), entry(1, 1, 1)]);
     let q = normal(&mut rng, DType(F32), 2 * kv_heads * group * dim);
     let (device_q, scale) = (gpu.upload(&q), 0.125f32);
-    let selection = Selection { mode: SELECT_TOP, count, sinks: pins.0, recent: pins.1 };
+    let selection = Selection { mode: SELECT_TOP, count, sinks: pins.0, recent: pins.1, stickiness: 0.0 };
     let demand = DemandBuffers::new(gpu, 2 * kv_heads, pages + 2);
     let rows = group.max(4) * dim * 4 * if digests::is_rotated(kind) { 2 } else { 1 };
     let shared = rows + 4 * (stride + 4 * dim);
@@ -309,57 +232,6 @@ fn select(gpu: &Gpu, stored: DType, dim: usize, group: usize, kind: u32, count: 
     Ok(())
 }
 
-/// Where a demand goes.
-struct DemandBuffers {
-    pages: Buffer<u32>,
-    counts: Buffer<u32>,
-    scores: Buffer<f32>,
-    fault: Buffer<Fault>,
-    view: Demand,
-}
-
-impl DemandBuffers {
-    fn new(gpu: &Gpu, lanes: usize, room: usize) -> DemandBuffers {
-        let (pages, counts) = (gpu.alloc(lanes * room), gpu.alloc(lanes));
-        let view = Demand { pages: pages.ptr(), places: 0, counts: counts.ptr(), room: room as u32, unused: 0 };
-        DemandBuffers { pages, counts, scores: gpu.alloc(lanes * room), fault: gpu.zeros(1), view }
-    }
-
-    /// Each lane's demand.
-    fn select(
-        &self,
-        gpu: &Gpu,
-        heads: &Heads,
-        entries: &Buffer<Entry>,
-        selection: Selection,
-        offsets: &[u32],
-        lists: &[u32],
-    ) -> Result<Vec<Vec<u32>>, String> {
-        let (offsets, lists) = (gpu.upload(offsets), gpu.upload(lists));
-        gpu.launch(
-            "wakekv_select",
-            (heads.shape.kv_heads as usize, 2, 1),
-            64,
-            (256 + 2 + 8) * 4,
-            &[
-                &heads.tables,
-                &heads.shape,
-                &entries.ptr(),
-                &selection,
-                &self.scores.ptr(),
-                &offsets.ptr(),
-                &lists.ptr(),
-                &self.view,
-                &self.fault.ptr(),
-            ],
-        );
-        gpu.synchronize()?;
-        let room = self.view.room as usize;
-        let counts = self.counts.read();
-        Ok(counts.iter().enumerate().map(|(lane, &count)| self.pages.read_range(lane * room, count as usize)).collect())
-    }
-}
-
 #[test]
 fn the_best_pages_by_digest_are_selected() {
     let Some(gpu) = Gpu::new() else { return };
@@ -382,7 +254,7 @@ fn everything_and_listed_pages_are_demanded_in_order() {
     let demand = DemandBuffers::new(&gpu, 4, 40);
     let entry = |sequence, start, tokens, decode| Entry { sequence, start, tokens, row: 0, decode, reselect: 1 };
     let entries = gpu.upload(&[entry(0, 100, 1, 1), entry(1, 0, 77, 0)]);
-    let selection = |mode| Selection { mode, count: 0, sinks: 2, recent: 1 };
+    let selection = |mode| Selection { mode, count: 0, sinks: 2, recent: 1, stickiness: 0.0 };
     let all = demand.select(&gpu, &heads, &entries, selection(SELECT_ALL), &[], &[]).unwrap();
     assert_eq!(all, [13, 13, 10, 10].map(|pages| (0..pages).collect::<Vec<u32>>()));
     let (offsets, lists) = ([0, 4, 4, 4, 4], [9, 1, 12, 4]);

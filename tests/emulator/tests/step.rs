@@ -52,7 +52,7 @@ fn decode(gpu: &Gpu, tokens: usize, slow_bus: bool, waits: bool) -> Result<(usiz
         page_of_way: ways[1].ptr(),
         stamp_of_way: stamps.ptr(),
         way_of_page: pages[0].ptr(),
-        selected: pages[1].ptr(),
+        selected: [pages[1].ptr(); 2],
         groups: groups.ptr(),
     };
     let grants = (0..lanes * WAYS).map(|way| WayGrant {
@@ -94,7 +94,7 @@ fn decode(gpu: &Gpu, tokens: usize, slow_bus: bool, waits: bool) -> Result<(usiz
         head_dim: DIM as u32,
     };
     let pins = Pins { sinks: 1, recent: 1 };
-    let selection = Selection { mode: SELECT_TOP, count: 2, sinks: 1, recent: 1 };
+    let selection = Selection { mode: SELECT_TOP, count: 2, sinks: 1, recent: 1, stickiness: 0.0 };
     let digests = Digests { bytes: digest_bytes.ptr(), stride: DIGEST_BYTES as u64, kind: DIGEST_SKETCH, unused: 0 };
     let staging = Staging { first: (lanes * WAYS) as u32, ring: 1 };
     let list = |(copies, counts): &(common::Buffer<PageCopy>, common::Buffer<u32>), first_room| CopyList {
@@ -157,7 +157,7 @@ fn decode(gpu: &Gpu, tokens: usize, slow_bus: bool, waits: bool) -> Result<(usiz
         lane_grid,
         32,
         1064,
-        &[&tables, &shape, &entry_list, &selection, &scores.ptr(), &0u64, &0u64, &demand, &fault.ptr()],
+        &[&tables, &shape, &entry_list, &step, &selection, &scores.ptr(), &0u64, &0u64, &demand, &fault.ptr()],
     );
     gpu.launch(
         "wakekv_demand",

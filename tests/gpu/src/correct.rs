@@ -141,20 +141,21 @@ fn replays(device: &Device) -> Result<usize, String> {
         let (head_dim, selection) = (head_dims[index / selections.len()], selections[index % selections.len()]);
         let geometry = Geometry::builder().layers(2).query_heads(8).kv_heads(2).head_dim(head_dim).page_tokens(8);
         let geometry = geometry.dtype(if index % 2 == 0 { DType::F16 } else { DType::BF16 }).build().unwrap();
-        let mut scene = Scene::new(device.cuda.clone(), geometry, 6, 50, selection, TOLERANCE as f32);
+        let stickiness = [0.0, 0.5][index % 2];
+        let builder = || {
+            let builder = Cache::builder(geometry).selection(selection).stickiness(stickiness);
+            builder.reservoir(Reservoir::memory(4 << 20))
+        };
+        let mut scene = Scene::new(device.cuda.clone(), builder, 6, 50, TOLERANCE as f32);
         let rng = &mut Rng::new(device.seed + index as u64);
         let mut captured = scene.capture();
         while scene.position < 50 + tokens {
             match rng.below(8) {
                 0 => scene.call().unwrap(),
-                1 => {
-                    let (mut step, _) = scene.step();
-                    // SAFETY: the tensors are the scene's, which does not move them.
-                    match unsafe { step.replay(&captured) } {
-                        Ok(()) | Err(Error::Capture { .. }) => drop(step),
-                        Err(error) => panic!("{error}"),
-                    }
-                }
+                1 => match scene.give_up(&captured) {
+                    Ok(()) | Err(Error::Capture { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                },
                 _ => match scene.replay(&captured) {
                     Ok(()) => {}
                     Err(Error::Capture { .. }) => captured = scene.capture(),

@@ -104,7 +104,7 @@ impl<'g> World<'g> {
             page_of_way: device.page_of_way.ptr(),
             stamp_of_way: device.stamp_of_way.ptr(),
             way_of_page: device.way_of_page.ptr(),
-            selected: device.way_of_page.ptr(),
+            selected: [device.way_of_page.ptr(); 2],
             groups: device._groups.ptr(),
         };
         let empty =
