@@ -40,7 +40,7 @@ struct Sequence {
 // What changes in a head from step to step. All zeros is a head without pages and ways.
 //
 // Where scores are sticky, two lists of selected pages take turns: what the last finished step chose stays until a step that chooses
-// anew has finished, for that step may be undone. Else the first list serves alone, and the last three fields stay 0.
+// anew has finished, for that step may be undone. Else the first list serves alone, and `list` and `kept` stay 0.
 struct Head {
   u64 opened_step;  // the step that last opened pages,
   u32 opened_from;  // and the first of them

@@ -339,7 +339,7 @@ wakekv_undo(Tables tables, Shape shape, const Entry* entries, const u64* step_nu
     lane.state->pages = pages;
     lane.state->ways = ways[u64(blockIdx.y) * shape.heads + lane.head];
     if (lane.state->prompt_from > pages) lane.state->prompt_from = 0;
-    if (lane.state->selected_step == step) lane.state->selected_step = 0;
+    if (lane.state->selected_step == step) lane.state->selected_step = 0, lane.state->selection_due = 1;
   }
 }
 EXPORT_KERNEL(wakekv_undo)

@@ -303,8 +303,8 @@ wakekv_select(Tables tables, Shape shape, const Entry* entries, const u64* step_
   if (threadIdx.x == 0) {
     demand.counts[lane.index] = taken + range.last + 1 - range.end;
     if (top && !reuse) {
-      lane.state->selected = taken - range.first, lane.state->selection_due = 0;
-      if (sticky) lane.state->list = list, lane.state->kept = kept.count, lane.state->selected_step = *step_number;
+      lane.state->selected = taken - range.first, lane.state->selection_due = 0, lane.state->selected_step = *step_number;
+      if (sticky) lane.state->list = list, lane.state->kept = kept.count;
     }
   }
 }

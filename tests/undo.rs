@@ -5,6 +5,7 @@ mod common;
 use common::Rng;
 use common::drive::{After, Lists, Stop, drive};
 use common::memory::{Draft, Turn};
+use common::overdue::outputs_after_overdue;
 use wakekv::trace::Recorder;
 use wakekv::{Cache, Cpu, Entry, Geometry, PageLists, Reservoir, Selection};
 
@@ -128,4 +129,19 @@ fn what_a_dropped_step_chose_is_not_remembered() {
     for stickiness in [0.0, 1.0, 1e6] {
         assert_eq!(chosen(stickiness, true), chosen(stickiness, false));
     }
+}
+
+#[test]
+fn a_dropped_step_leaves_a_selection_as_due_as_it_was() {
+    let outputs = |seen: Option<bool>| {
+        let cache = Cache::builder(geometry())
+            .reservoir(Reservoir::memory(1 << 20))
+            .selection(Selection::top_pages(2))
+            .reselect_every(if seen.is_some() { 100 } else { 1 })
+            .build(Cpu::new().threads(1))
+            .unwrap();
+        outputs_after_overdue(cache, seen == Some(true))
+    };
+    assert_eq!(outputs(Some(true)), outputs(Some(false)));
+    assert_ne!(outputs(Some(false)), outputs(None), "it makes a difference which step selects");
 }

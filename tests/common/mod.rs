@@ -7,6 +7,7 @@ pub mod faulty;
 pub mod heads;
 pub mod memory;
 pub mod naive;
+pub mod overdue;
 mod rng;
 
 pub use device::Tensors;

@@ -117,6 +117,8 @@ impl Tables {
             while head.table.pages() > pages {
                 head.table.close();
             }
+            // What the step chose is not to stay chosen, so it is due as it was before.
+            head.selection_due |= head.chosen;
         }
         for way in &plan.ways[entry.ways.clone()] {
             heads[way.head as usize].table.revoke();

@@ -1,4 +1,4 @@
-//! Sticky scores: what the last finished step chose is worth more, and what an undone step chose is not.
+//! Sticky scores: what the last finished step chose is worth more, and what an undone step chose is not, nor is it reused.
 
 mod common;
 #[path = "common/heads.rs"]
@@ -23,6 +23,8 @@ struct Chosen {
     last: Vec<u32>,
     /// The same of the last finished step that has chosen.
     kept: Vec<u32>,
+    /// The step that chose last was undone: the next one chooses whether it is told to or not.
+    due: bool,
 }
 
 impl Chosen {
@@ -83,7 +85,8 @@ fn run(gpu: &Gpu, seed: u64) -> usize {
         let end = last.saturating_sub(selection.recent).min(start / PAGE_TOKENS).max(first);
         let finished = rng.random_ratio(2, 3);
         for (lane, chosen) in chosen.iter_mut().enumerate() {
-            if reselect {
+            let chooses = reselect || chosen.due;
+            if chooses {
                 let scores = &scores[lane * ROOM..(lane + 1) * ROOM];
                 let mut free = Chosen::default();
                 free.choose(scores, first..end, selection);
@@ -94,9 +97,10 @@ fn run(gpu: &Gpu, seed: u64) -> usize {
             let want: Vec<u32> = (0..first).chain(read).chain(end..=last).collect();
             assert_eq!(got[lane], want, "seed {seed}, step {step}, lane {lane}, {selection:?}");
             assert_eq!(heads.selected(lane), chosen.last, "seed {seed}, step {step}, lane {lane}");
-            if finished && reselect {
+            if finished && chooses {
                 chosen.kept.clone_from(&chosen.last);
             }
+            chosen.due = chooses && !finished;
         }
         if finished {
             start = (start + tokens).min(ROOM as u32 * PAGE_TOKENS - 10);

@@ -8,6 +8,7 @@ mod replays;
 
 use common::drive::{After, Outputs, Stop, drive};
 use common::memory::{Draft, Turn};
+use common::overdue::outputs_after_overdue;
 use common::{Rng, Tensors};
 use device::Device;
 use replays::Scene;
@@ -88,6 +89,19 @@ fn replays_are_those_of_the_cpu_whatever_was_given_up() {
             }
         }
         scene.cache.check().unwrap();
+    }
+}
+
+#[test]
+fn a_dropped_step_leaves_a_selection_as_due_as_it_was() {
+    let Some(device) = Device::new() else { return };
+    for stickiness in [0.0, 2.0] {
+        let want = outputs_after_overdue(builder(stickiness, 100).build(Cpu::new().threads(1)).unwrap(), false);
+        for dropped in [false, true] {
+            let cache = builder(stickiness, 100).pages_per_head(9).build(device.cuda()).unwrap();
+            let off = difference(&outputs_after_overdue(cache, dropped), &want);
+            assert!(off < 2e-5, "stickiness {stickiness}, dropped {dropped}: off by {off}");
+        }
     }
 }
 
