@@ -1,7 +1,8 @@
 #include "stream.h"
 
 #include <atomic>
-#include <set>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "capture.h"
@@ -11,16 +12,17 @@ namespace driver {
 namespace {
 
 std::mutex streams_lock;
-std::set<Stream*> streams;
+// Shared, because whoever waits for all streams may still be at one that another thread destroys.
+std::map<Stream*, std::shared_ptr<Stream>> streams;
 std::atomic<unsigned> longest_delay_us{0};
 
 Stream* null_stream() {
   // Never destroyed: a worker thread cannot be joined while the process is going down.
   static Stream* stream = [] {
-    auto* created = new Stream;
+    auto* created = new std::shared_ptr<Stream>(new Stream);
     std::lock_guard lock(streams_lock);
-    streams.insert(created);
-    return created;
+    streams.emplace(created->get(), *created);
+    return created->get();
   }();
   return stream;
 }
@@ -141,12 +143,12 @@ Stream* find_stream(void* handle) {
 }
 
 void synchronise_all() {
-  std::vector<Stream*> all;
+  std::vector<std::shared_ptr<Stream>> all;
   {
     std::lock_guard lock(streams_lock);
-    all.assign(streams.begin(), streams.end());
+    for (const auto& [handle, stream] : streams) all.push_back(stream);
   }
-  for (Stream* stream : all) stream->synchronise();
+  for (const auto& stream : all) stream->synchronise();
 }
 
 }  // namespace driver
@@ -155,21 +157,26 @@ using namespace driver;
 
 API CUresult cuStreamCreateWithPriority(void** handle, unsigned, int) {
   ENTER();
-  auto* stream = new Stream;
+  auto stream = std::make_shared<Stream>();
   std::lock_guard lock(streams_lock);
-  streams.insert(stream);
-  *handle = stream;
+  *handle = stream.get();
+  streams.emplace(stream.get(), std::move(stream));
   return SUCCESS;
 }
 API CUresult cuStreamCreate(void** handle, unsigned flags) { return cuStreamCreateWithPriority(handle, flags, 0); }
 API CUresult cuStreamDestroy_v2(void* handle) {
   Stream* stream = find_stream(handle);
   if (!stream || stream == null_stream()) return INVALID_HANDLE;
+  stream->release(true);
+  std::shared_ptr<Stream> last;
   {
     std::lock_guard lock(streams_lock);
-    streams.erase(stream);
+    auto found = streams.find(stream);
+    if (found == streams.end()) return INVALID_HANDLE;
+    last = std::move(found->second);
+    streams.erase(found);
   }
-  delete stream;
+  // Ends here, once its queue has run, unless somebody else is waiting for it.
   return SUCCESS;
 }
 API CUresult cuStreamSynchronize(void* handle) {
@@ -202,8 +209,8 @@ API void fakecuda_hold(void* handle) {
 API void fakecuda_hold_others(void* handle) {
   Stream* kept = find_stream(handle);
   std::lock_guard lock(streams_lock);
-  for (Stream* stream : streams) {
-    if (stream != kept) stream->hold();
+  for (const auto& [handle, stream] : streams) {
+    if (handle != kept) stream->hold();
   }
 }
 API void fakecuda_release(void* handle) {
@@ -211,6 +218,6 @@ API void fakecuda_release(void* handle) {
 }
 API void fakecuda_release_all() {
   std::lock_guard lock(streams_lock);
-  for (Stream* stream : streams) stream->release(true);
+  for (const auto& [handle, stream] : streams) stream->release(true);
 }
 API void fakecuda_delay(unsigned longest_us) { longest_delay_us = longest_us; }
