@@ -9,13 +9,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use wakekv::sim::{Accounting, Split};
+use wakekv::sim::{Accounting, Bandwidths, Split};
 use wakekv::table::Pins;
 use wakekv::trace::{Lanes, Log, Trace};
 
 use study::behaviour;
 use study::chart::{Chart, Lines, Map, Series};
-use study::grid::{Cell, Contender, Run, curve, grid};
+use study::grid::{Cell, Contender, Device, Run, curve, grid};
 use study::table::Table;
 
 /// Replays traces under other policies and budgets, and says what each would have held and missed.
@@ -50,9 +50,35 @@ struct Options {
     #[arg(long)]
     logs: bool,
 
+    /// GB/s from the reservoir to the device. With --attention and --page-bytes, a column says how much of a step's fetches attention
+    /// over the hits does not hide, layer by layer
+    #[arg(long, value_name = "GB/S", requires_all = ["attention", "page_bytes"], value_parser = speed)]
+    link: Option<f64>,
+
+    /// GB/s of keys and values that attention reads on the device
+    #[arg(long, value_name = "GB/S", requires = "link", value_parser = speed)]
+    attention: Option<f64>,
+
+    /// Bytes of a page of one head: 2 × tokens × channels × bytes of a number
+    #[arg(long, value_name = "N", requires = "link", value_parser = clap::value_parser!(u32).range(1..))]
+    page_bytes: Option<u32>,
+
     /// Write simulate.csv and charts into this folder
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
+}
+
+impl Options {
+    /// What a step's fetches are told against.
+    fn device(&self) -> Option<Device> {
+        let (fetch, attention) = self.link.zip(self.attention)?;
+        Some(Device { page_bytes: self.page_bytes? as usize, bandwidths: Bandwidths { fetch, attention } })
+    }
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let speed = text.parse().map_err(|_| "not a number".to_owned())?;
+    if f64::is_finite(speed) && speed > 0.0 { Ok(speed) } else { Err("must be more than 0".to_owned()) }
 }
 
 fn main() -> ExitCode {
@@ -74,7 +100,7 @@ fn run(options: &Options) -> Result<()> {
 
     let bar = process::progress("replaying");
     bar.set_length((contenders.len() * options.budgets.len()) as u64);
-    let cells = grid(&runs, &contenders, &options.budgets, accounting, || bar.inc(1))?;
+    let cells = grid(&runs, &contenders, &options.budgets, accounting, options.device(), || bar.inc(1))?;
     bar.finish_and_clear();
     let table = table(&cells);
     print!("{}", table.terminal());
@@ -110,7 +136,10 @@ fn splits(options: &Options, traces: &[Trace]) -> Result<Vec<Split>> {
 }
 
 fn table(cells: &[Cell]) -> Table {
-    let mut table = Table::new([
+    // Logs know what each page's attention is, demands of a cache do not; and not everybody says how fast the device is.
+    let (has_mass, has_stall) =
+        (cells.iter().any(|cell| cell.missed_mass > 0.0), cells.iter().any(|cell| cell.stall.is_some()));
+    let head = [
         "policy",
         "budget",
         "resident/head",
@@ -122,9 +151,12 @@ fn table(cells: &[Cell]) -> Table {
         "miss rate",
         "churn",
         "refreshed",
-    ]);
+    ];
+    let more = [(has_mass, "missed mass"), (has_stall, "stall, KiB/step")];
+    let more = more.into_iter().filter(|&(shown, _)| shown).map(|(_, name)| name);
+    let mut table = Table::new(head.into_iter().chain(more));
     for cell in cells {
-        table.row([
+        let mut row = vec![
             cell.contender.to_string(),
             cell.budget.to_string(),
             format!("{:.2}", cell.resident),
@@ -136,7 +168,10 @@ fn table(cells: &[Cell]) -> Table {
             format!("{:.4}", cell.miss_rate()),
             format!("{:.4}", cell.churn),
             cell.refreshed.to_string(),
-        ]);
+        ];
+        row.extend(has_mass.then(|| format!("{:.4}", cell.missed_mass)));
+        row.extend(cell.stall.map(|bytes| format!("{:.1}", bytes / 1024.0)));
+        table.row(row);
     }
     table
 }

@@ -72,9 +72,9 @@ impl Regime {
         let mut contenders = Contender::all();
         // With one run there is no other to learn from.
         contenders.retain(|&contender| contender != Contender::Frozen || traces.len() > 1);
-        let cells = grid(&judged(1), &contenders, &plan.budgets, Accounting::Strict, || ())?;
+        let cells = grid(&judged(1), &contenders, &plan.budgets, Accounting::Strict, None, || ())?;
         let own_split =
-            plan.budgets.iter().map(|&budget| cell(&judged(0), Contender::Frozen, budget, Accounting::Strict));
+            plan.budgets.iter().map(|&budget| cell(&judged(0), Contender::Frozen, budget, Accounting::Strict, None));
         let own_split = own_split.collect::<Result<_>>()?;
 
         let sticky: Vec<Trace> =
@@ -87,7 +87,7 @@ impl Regime {
             );
         }
         let sticky: Vec<Run<'_>> = sticky.iter().map(|trace| Run { trace, split: None }).collect();
-        let sticky = grid(&sticky, &Self::STICKY, &plan.budgets, Accounting::Strict, || ())?;
+        let sticky = grid(&sticky, &Self::STICKY, &plan.budgets, Accounting::Strict, None, || ())?;
 
         let mut regime = Regime {
             task,
@@ -135,7 +135,7 @@ impl Regime {
         let own: Vec<Split> = singles.iter().map(|trace| Split::learn(trace, Split::SHARE)).collect();
         let runs: Vec<Run<'_>> =
             singles.iter().zip(&own).map(|(trace, split)| Run { trace, split: Some(split) }).collect();
-        self.paper = grid(&runs, &Contender::PUBLISHED, &PAPER_BUDGETS, Accounting::Paper, || ())?;
+        self.paper = grid(&runs, &Contender::PUBLISHED, &PAPER_BUDGETS, Accounting::Paper, None, || ())?;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use wakekv::Counts;
 use wakekv::residency::BalanceSettings;
-use wakekv::sim::{self, Accounting, Outcome, Point, Rule, Split};
+use wakekv::sim::{self, Accounting, Bandwidths, Outcome, Point, Rule, Split};
 use wakekv::trace::Trace;
 
 /// A policy, as tables name it.
@@ -72,6 +72,13 @@ pub struct Run<'t> {
     pub split: Option<&'t Split>,
 }
 
+/// What fetches are told against.
+#[derive(Clone, Copy, Debug)]
+pub struct Device {
+    pub page_bytes: usize,
+    pub bandwidths: Bandwidths,
+}
+
 /// What a policy came to at a budget, over all runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
@@ -85,6 +92,10 @@ pub struct Cell {
     pub peak: f64,
     /// Share of the resident pages that a step replaces.
     pub churn: f64,
+    /// Of the attention mass of the demanded pages, that of those which were not resident; 0 where it is not known.
+    pub missed_mass: f64,
+    /// Bytes per step that attention waits for, on a device that was given.
+    pub stall: Option<f64>,
     /// Pages moved without having been asked for.
     pub refreshed: u64,
     pub steps: u64,
@@ -106,7 +117,13 @@ impl Cell {
 }
 
 /// One cell: the runs are added up.
-pub fn cell(runs: &[Run<'_>], contender: Contender, budget: usize, accounting: Accounting) -> Result<Cell> {
+pub fn cell(
+    runs: &[Run<'_>],
+    contender: Contender,
+    budget: usize,
+    accounting: Accounting,
+    device: Option<Device>,
+) -> Result<Cell> {
     let mut cell = Cell {
         contender,
         budget,
@@ -114,6 +131,8 @@ pub fn cell(runs: &[Run<'_>], contender: Contender, budget: usize, accounting: A
         resident: 0.0,
         peak: 0.0,
         churn: 0.0,
+        missed_mass: 0.0,
+        stall: device.map(|_| 0.0),
         refreshed: 0,
         steps: 0,
     };
@@ -125,6 +144,10 @@ pub fn cell(runs: &[Run<'_>], contender: Contender, budget: usize, accounting: A
         cell.resident += outcome.resident_mean() / heads * steps as f64;
         cell.peak += outcome.resident_peak() as f64 / heads / runs.len() as f64;
         cell.churn += outcome.churn() / runs.len() as f64;
+        cell.missed_mass += outcome.missed_mass() / runs.len() as f64;
+        if let (Some(stall), Some(Device { page_bytes, bandwidths })) = (&mut cell.stall, device) {
+            *stall += outcome.stall_bytes(page_bytes, bandwidths) / runs.len() as f64;
+        }
         cell.refreshed += outcome.heads.iter().map(|head| head.refreshed).sum::<u64>();
         cell.steps += steps;
     }
@@ -138,12 +161,13 @@ pub fn grid(
     contenders: &[Contender],
     budgets: &[usize],
     accounting: Accounting,
+    device: Option<Device>,
     mut on: impl FnMut(),
 ) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for &budget in budgets {
         for &contender in contenders {
-            cells.push(cell(runs, contender, budget, accounting)?);
+            cells.push(cell(runs, contender, budget, accounting, device)?);
             on();
         }
     }
