@@ -114,3 +114,49 @@ impl Fading {
         (self.pages.capacity() + self.heat.capacity()) * 4 + self.candidates.capacity() * size_of::<(f32, u32, u32)>()
     }
 }
+
+/// The methods of [`Replacement`](super::Replacement) that a policy around a [`Fading`] leaves to it.
+macro_rules! by_fading {
+    () => {
+        fn reserve(&mut self, pages: usize, ways: usize) {
+            self.0.reserve(pages, ways);
+        }
+
+        fn grow(&mut self) {
+            self.0.grow();
+        }
+
+        fn shrink(&mut self) {
+            self.0.shrink();
+        }
+
+        fn admit(&mut self, way: u32, page: u32) {
+            self.0.admit(way, page);
+        }
+
+        fn touch(&mut self, ways: impl Iterator<Item = u32>) {
+            self.0.fade();
+            self.0.warm(ways);
+        }
+
+        /// Not counted: pages that a later chunk of the prompt opens would have less than those of an earlier one, and go first.
+        fn touch_prompt(&mut self, _ways: impl Iterator<Item = u32>) {}
+
+        fn rename(&mut self, from: u32, to: u32) {
+            self.0.rename(from, to);
+        }
+
+        fn remove(&mut self, way: u32) {
+            self.0.remove(way);
+        }
+
+        fn evict(&mut self, wanted: usize, eligible: impl FnMut(u32) -> bool, take: impl FnMut(u32)) {
+            self.0.evict(wanted, eligible, take);
+        }
+
+        fn table_bytes(&self) -> usize {
+            self.0.table_bytes()
+        }
+    };
+}
+pub(super) use by_fading;

@@ -1,6 +1,6 @@
 //! Least standing: uses and near misses of the selection, fading.
 
-use super::fading::Fading;
+use super::fading::{Fading, by_fading};
 use super::{Replacement, Scores};
 
 /// The page goes that has of late been chosen least, and been least close to being chosen; of equal ones the lower page.
@@ -30,48 +30,10 @@ impl Replacement for Standing {
         Standing(Fading::new(HALF_LIFE))
     }
 
-    fn reserve(&mut self, pages: usize, ways: usize) {
-        self.0.reserve(pages, ways);
-    }
-
-    fn grow(&mut self) {
-        self.0.grow();
-    }
-
-    fn shrink(&mut self) {
-        self.0.shrink();
-    }
-
-    fn admit(&mut self, way: u32, page: u32) {
-        self.0.admit(way, page);
-    }
-
-    fn touch(&mut self, ways: impl Iterator<Item = u32>) {
-        self.0.fade();
-        self.0.warm(ways);
-    }
-
-    /// Not counted: pages that a later chunk of the prompt opens would have less than those of an earlier one, and go first.
-    fn touch_prompt(&mut self, _ways: impl Iterator<Item = u32>) {}
+    by_fading!();
 
     fn rate(&mut self, scores: Scores<'_>, pages: &[u32]) {
         self.0.add(scores.first, near_misses(scores, pages));
-    }
-
-    fn rename(&mut self, from: u32, to: u32) {
-        self.0.rename(from, to);
-    }
-
-    fn remove(&mut self, way: u32) {
-        self.0.remove(way);
-    }
-
-    fn evict(&mut self, wanted: usize, eligible: impl FnMut(u32) -> bool, take: impl FnMut(u32)) {
-        self.0.evict(wanted, eligible, take);
-    }
-
-    fn table_bytes(&self) -> usize {
-        self.0.table_bytes()
     }
 }
 
